@@ -1,0 +1,146 @@
+"""Configuration: frozen, validated once, handed down as fields.
+
+Names follow what users of this field already type (vLLM's `--speculative-config`). Knows no
+command line and no environment.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+DType = Literal["auto", "float32", "bfloat16"]
+RejectionSampleMethod = Literal["auto", "standard", "coupled"]
+
+MAX_NUM_SPECULATIVE_TOKENS = 64
+"""No draft is worth a longer guess, and a verify block must fit the smallest token budget."""
+
+
+class Config(BaseModel):
+    """Base of all configuration: unknown keys are errors, values never change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class EngineConfig(Config):
+    """One replica's model, KV pool and scheduler."""
+
+    model: str
+    """Directory or hub id of a Hugging Face decoder-only model, or `toy:...` (see model/toy.py)."""
+    revision: str | None = None
+    """Hub revision; None takes the default branch."""
+    dtype: DType = "auto"
+    """auto: bfloat16 where the device computes it, else float32."""
+    device: str = "auto"
+    """auto: cuda when present, else cpu."""
+    gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
+    """Share of device memory for weights and KV together (CUDA only)."""
+    num_kv_blocks: int | None = Field(None, ge=2)
+    """KV blocks in the pool; None sizes it from memory."""
+    block_size: int = Field(16, ge=1, le=256)
+    """Tokens per KV block."""
+    max_model_len: int | None = Field(None, ge=2)
+    """Longest sequence in tokens; None takes the model's own limit."""
+    max_num_seqs: int = Field(64, ge=1)
+    """Most sessions in one forward."""
+    max_num_batched_tokens: int = Field(512, ge=MAX_NUM_SPECULATIVE_TOKENS + 1)
+    """Token budget of one forward; longer prompts are prefilled in chunks."""
+    enable_prefix_caching: bool = True
+    """Reuse full KV blocks of equal prefixes within one tenant."""
+    trust_remote_code: bool = False
+    """Let a model directory run its own Python. Off unless you have read that code."""
+    num_threads: int | None = Field(None, ge=1)
+    """CPU threads of the device process; None leaves torch's choice."""
+    pack_weights: bool = True
+    """Repack linear weights for the CPU's matrix kernels (CPU only)."""
+    draft_vocab_size: int | None = Field(None, ge=1)
+    """Draft only: cut the head to this many frequent tokens; None uses the list the model ships."""
+    device_mode: Literal["process", "thread"] = "process"
+    """process: the device loop has an interpreter of its own; thread: for tests and debuggers."""
+
+
+class SpeculativeConfig(Config):
+    """How proposals are made; the keys of `--speculative-config`."""
+
+    method: Literal["draft_model", "ngram"] = "draft_model"
+    """Proposer."""
+    model: str | None = None
+    """Draft model: a directory, a hub id or `toy:...`; needed by draft_model."""
+    revision: str | None = None
+    """Hub revision of the draft model."""
+    num_speculative_tokens: int = Field(4, ge=0, le=MAX_NUM_SPECULATIVE_TOKENS)
+    """K: most draft tokens per round; 0 switches speculation off."""
+    rejection_sample_method: RejectionSampleMethod = "auto"
+    """auto: coupled for requests that name a seed, else standard. Temperature 0 is greedy always."""
+    prompt_lookup_min: int = Field(1, ge=1)
+    """Shortest n-gram that the ngram proposer matches."""
+    prompt_lookup_max: int = Field(4, ge=1)
+    """Longest n-gram that the ngram proposer matches."""
+    draft_sample_top_k: int = Field(64, ge=1, le=1024)
+    """The draft samples from its own k most likely tokens; these are all of q."""
+    max_model_len: int | None = Field(None, ge=2)
+    """Longest sequence the draft is called for; None takes its own limit."""
+    draft_vocab_size: int | None = Field(None, ge=1)
+    """Cut the draft's head to this many frequent tokens; None uses the list the model ships."""
+
+
+class ServerConfig(Config):
+    """One service's gRPC server."""
+
+    host: str = "127.0.0.1"
+    """Address to bind; 0.0.0.0 to serve other machines."""
+    port: int = Field(0, ge=0, le=65535)
+    """Port to bind; 0 takes a free one."""
+    advertise_host: str | None = None
+    """Host that peers dial; None takes `host`, or this machine's address when bound to all."""
+    lease_s: float = Field(10.0, gt=0)
+    """A session without a heartbeat or a call for this long is released."""
+    drain_deadline_s: float = Field(30.0, ge=0)
+    """How long live sessions may go on after the replica was told to stop."""
+    metrics_port: int | None = Field(None, ge=0, le=65535)
+    """Port of this process's own /metrics; None serves none."""
+
+
+class DraftConfig(Config):
+    """One draft replica."""
+
+    engine: EngineConfig | None = None
+    """The draft model's engine; None for proposers without a model (ngram)."""
+    speculative: SpeculativeConfig = SpeculativeConfig()
+    """Which proposer, and how it samples."""
+    server: ServerConfig = ServerConfig()
+
+
+class TargetConfig(Config):
+    """One target replica."""
+
+    engine: EngineConfig
+    """The target model's engine."""
+    server: ServerConfig = ServerConfig()
+
+
+class OrchestratorConfig(Config):
+    """One orchestrator replica."""
+
+    speculative: SpeculativeConfig | None = None
+    """None: target-only, no draft is looked for."""
+    target_addresses: tuple[str, ...] = ()
+    """host:port of target replicas known from the start."""
+    draft_addresses: tuple[str, ...] = ()
+    """host:port of draft replicas known from the start."""
+    server: ServerConfig = ServerConfig()
+    draft_timeout_s: float = Field(1.0, gt=0)
+    """A proposal later than this makes the round target-only."""
+    target_timeout_s: float = Field(60.0, gt=0)
+    """A verify call without an answer for this long counts as a lost replica."""
+    reopen_timeout_s: float = Field(60.0, gt=0)
+    """How long a request waits for any target replica before it fails with UNAVAILABLE."""
+    device_hang_s: float = Field(10.0, gt=0)
+    """A device that stands still this long with work queued counts as a lost replica."""
+    num_decode_steps: int = Field(16, ge=1, le=256)
+    """Tokens a target decodes ahead per call while speculation is off."""
+    heartbeat_s: float = Field(2.0, gt=0)
+    """Time between lease renewals."""
+    max_num_requests: int = Field(256, ge=1)
+    """Choices decoded at once; more wait in order of arrival."""

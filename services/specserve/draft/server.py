@@ -1,0 +1,50 @@
+"""Starts a draft replica: device, servicer, gRPC server."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+
+from specserve import telemetry
+from specserve.config import DraftConfig
+from specserve.draft.servicer import DraftServicer, DraftWire
+from specserve.errors import ConfigurationError
+from specserve.model.device import Device, create_device
+from specserve.model.tokenizer import load_tokenizer
+from specserve.rpc.replica import ReplicaServer
+from specserve.rpc.replica_service import ReplicaService
+from specserve.rpc.server import GrpcServer, new_replica_id
+from specserve.rpc.v1 import draft_pb2, draft_pb2_grpc
+
+
+async def start_draft(config: DraftConfig) -> ReplicaService:
+    """Load the proposer and serve it.
+
+    Raises:
+        ConfigurationError: draft_model without an engine, or a port that cannot be bound.
+        ModelUnavailable: the draft model cannot be loaded.
+    """
+    if config.speculative.method == "draft_model" and config.engine is None:
+        raise ConfigurationError("speculative_config.model: draft_model needs a draft model")
+    telemetry.configure_tracing("specserve-draft")
+    tokenizer = (
+        None
+        if config.engine is None
+        else await asyncio.to_thread(load_tokenizer, config.engine)
+    )
+
+    async def start_device() -> Device:
+        device = create_device(config.engine, "draft", config.speculative)
+        await device.start()
+        return device
+
+    replica = ReplicaServer(
+        new_replica_id("draft"), DraftWire(), start_device, config.server.lease_s
+    )
+
+    def register(server: grpc.aio.Server) -> None:
+        draft_pb2_grpc.add_DraftServiceServicer_to_server(DraftServicer(replica, tokenizer), server)
+
+    name = draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name
+    return await ReplicaService.start(replica, GrpcServer(config.server, [name]), register)

@@ -1,0 +1,56 @@
+"""What the engine asks of a model: one ragged forward over a paged KV pool.
+
+Two implementations: `hf_runner.HuggingFaceRunner` (any decoder-only model) and `toy.ToyRunner`
+(a table over an enumerable vocabulary). Knows no session, no scheduler and no sampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from specserve.model.messages import ModelInfo
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSlice:
+    """One session's new tokens in a forward."""
+
+    token_ids: Sequence[int]
+    """[n] new tokens, n >= 1; they are written to the pool at start_position ... start_position + n - 1."""
+    start_position: int
+    """Tokens of this session already in the pool; also the position id of token_ids[0]."""
+    block_table: Sequence[int]
+    """Block ids that cover start_position + n tokens: token t lies in block_table[t // block_size]."""
+    num_logit_rows: int
+    """Logits are wanted for the last this many of the new tokens; 0 for a prefill chunk."""
+
+
+class Runner(Protocol):
+    """A loaded model with its KV pool."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """What was loaded, and the size of the pool."""
+        ...
+
+    @property
+    def logit_token_ids(self) -> torch.Tensor | None:
+        """[V'] int64 ascending: the token id of each logit column when the head was cut, else None."""
+        ...
+
+    def forward(self, batch: Sequence[SequenceSlice]) -> torch.Tensor:
+        """Run the new tokens of all sequences in one forward and write their KV.
+
+        Returns:
+            [sum of num_logit_rows, V'] float32 logits, in batch order; V' = vocab_size unless the head
+            was cut. Padded embedding rows are not among the columns.
+        """
+        ...
+
+    def copy_block(self, source: int, destination: int) -> None:
+        """Copy one KV block, all layers (copy on write of a shared block)."""
+        ...

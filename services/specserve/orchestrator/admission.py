@@ -1,0 +1,118 @@
+"""Checks a GenerateRequest against the served pair and makes a RequestState of it.
+
+Knows the contract and the pair's limits; knows no replica.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from specserve.errors import ContextOverflow, InvalidRequest
+from specserve.orchestrator.request_state import RequestState
+from specserve.orchestrator.trimming import Trimmer
+from specserve.orchestrator.vocabulary import Vocabulary
+from specserve.rpc import codec
+from specserve.rpc.v1 import generation_pb2
+from specserve.speculation.digest import TokenChain
+from specserve.speculation.types import AcceptanceRule
+
+MAX_STOPS = 16
+"""Stop strings of one request."""
+
+MAX_LOGPROBS = 20
+"""Top log-probabilities per token."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairLimits:
+    """What the served pair allows."""
+
+    max_model_len: int
+    """Prompt and output together, in tokens."""
+    num_speculative_tokens: int
+    """Configured K."""
+
+
+def admit(
+    request: generation_pb2.GenerateRequest, vocabulary: Vocabulary, limits: PairLimits
+) -> tuple[RequestState, Trimmer]:
+    """Check a request and prepare its bookkeeping.
+
+    Raises:
+        InvalidRequest: a field is wrong; it is named, with the value and what was wanted.
+        ContextOverflow: the prompt leaves no room for a token.
+    """
+    if not request.request_id:
+        raise InvalidRequest("request_id", "empty")
+    prompt = codec.unpack_ids(request.prompt_token_ids, "prompt_token_ids")
+    committed = codec.unpack_ids(request.committed_token_ids, "committed_token_ids")
+    vocab_size = vocabulary.table.vocab_size
+    if not prompt:
+        raise InvalidRequest("prompt_token_ids", "empty; at least one token was wanted")
+    _check_ids("prompt_token_ids", prompt, vocab_size)
+    _check_ids("committed_token_ids", committed, vocab_size)
+    if len(prompt) >= limits.max_model_len:
+        raise ContextOverflow(
+            "prompt",
+            f"{len(prompt)} tokens leave no room in a context of {limits.max_model_len} tokens",
+        )
+    if request.max_tokens == 0:
+        raise InvalidRequest("max_tokens", "0, at least 1 was wanted")
+    if len(committed) >= request.max_tokens:
+        raise InvalidRequest(
+            "committed_token_ids", f"{len(committed)} tokens, fewer than max_tokens were wanted"
+        )
+    k = _num_speculative_tokens(request, limits)
+    stop_ids = codec.unpack_ids(request.stop_token_ids, "stop_token_ids")
+    _check_ids("stop_token_ids", stop_ids, vocab_size)
+    if len(request.stop) > MAX_STOPS or any(not s for s in request.stop):
+        raise InvalidRequest("stop", f"at most {MAX_STOPS} non-empty strings were wanted")
+    sampling = codec.unpack_sampling(request.sampling)
+    if sampling.num_logprobs > MAX_LOGPROBS:
+        raise InvalidRequest("num_logprobs", f"{sampling.num_logprobs}, at most {MAX_LOGPROBS}")
+    if (sampling.rule is AcceptanceRule.GREEDY) != (sampling.temperature == 0):
+        raise InvalidRequest("sampling.rule", "greedy goes with temperature 0 and only with it")
+    ends = frozenset(stop_ids) | (
+        frozenset() if request.ignore_eos else frozenset(vocabulary.eos_token_ids)
+    )
+    chain = TokenChain()
+    chain.append((*prompt, *committed))
+    max_tokens = min(request.max_tokens, limits.max_model_len - len(prompt))
+    state = RequestState(
+        request_id=request.request_id,
+        sampling=replace(sampling, stop_token_ids=tuple(sorted(ends))),
+        prompt_length=len(prompt),
+        max_tokens=max_tokens,
+        max_model_len=limits.max_model_len,
+        num_speculative_tokens=k,
+        chain=chain,
+    )
+    hidden = frozenset() if request.include_special_tokens else vocabulary.table.special_token_ids
+    trimmer = Trimmer(vocabulary.table.token_bytes, hidden, ends, request.stop, max_tokens)
+    if committed:
+        # The text of a carried-over prefix was sent before; only its tail may still matter to stops.
+        trimmer.take(committed)
+    return state, trimmer
+
+
+def _num_speculative_tokens(
+    request: generation_pb2.GenerateRequest, limits: PairLimits
+) -> int:
+    if request.num_speculative_tokens_plus_one == 0:
+        return limits.num_speculative_tokens
+    k = request.num_speculative_tokens_plus_one - 1
+    if k > limits.num_speculative_tokens:
+        raise InvalidRequest(
+            "num_speculative_tokens",
+            f"{k}, at most the configured {limits.num_speculative_tokens} was wanted",
+        )
+    return k
+
+
+def _check_ids(field: str, token_ids: tuple[int, ...], vocab_size: int) -> None:
+    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        wrong = next(t for t in token_ids if not 0 <= t < vocab_size)
+        raise InvalidRequest(
+            field, f"token id {wrong} is out of vocabulary; 0 to {vocab_size - 1} was wanted"
+        )
+

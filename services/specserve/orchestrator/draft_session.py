@@ -1,0 +1,218 @@
+"""One request's session on a draft: attach, propose, catch up, re-attach.
+
+Draft trouble of any sort means a round without draft tokens, never an error. Knows the draft's
+messages; knows no acceptance.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from specserve.errors import CacheMismatch, InvalidProposal, SpecServeError
+from specserve.orchestrator.pool import DraftLink, Pool
+from specserve.orchestrator.request_state import CallPlan, RequestState
+from specserve.rpc import codec, status
+from specserve.rpc.pending import PendingCall
+from specserve.rpc.v1 import common_pb2, draft_pb2
+from specserve.speculation.acceptance import draft_token_probs
+from specserve.speculation.types import AcceptanceRule, Proposal
+
+logger = logging.getLogger(__name__)
+
+EMPTY_PROPOSAL = Proposal((), None)
+
+REATTACH_S = 0.5
+"""Pause before a session that lost its draft tries another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """What a round got from its draft."""
+
+    proposal: Proposal
+    timing: common_pb2.CallTiming | None
+    """None when nothing came."""
+    wait_s: float
+
+
+class DraftSession:
+    """The draft side of one request."""
+
+    def __init__(
+        self,
+        state: RequestState,
+        pool: Pool[draft_pb2.ProposeCall, draft_pb2.ProposeReply],
+        opening: common_pb2.SessionOpening,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.link: DraftLink | None = None
+        self.num_late = 0
+        """Proposals that missed their round."""
+        self.num_invalid = 0
+        """Proposals that contradicted themselves and were not used."""
+        self._state = state
+        self._pool = pool
+        self._opening = opening
+        self._clock = clock
+        self._pending: PendingCall[draft_pb2.ProposeCall, draft_pb2.ProposeReply] | None = None
+        self._plan: CallPlan | None = None
+        self._unread: tuple[CallPlan, int, tuple[int, ...]] | None = None
+        """The last reply: its call, the length it named, the tokens drafted."""
+        self._retry_at = 0.0
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence the attached draft takes; 0 means no limit."""
+        return self.link.model.max_model_len if self.link and self.link.model else 0
+
+    @property
+    def busy(self) -> bool:
+        """A call is still in flight (a late proposal, a long prompt)."""
+        self._absorb_finished()
+        return self._pending is not None
+
+    def attach(self) -> bool:
+        """Have a usable draft; False means target-only for now."""
+        link = self.link
+        if link is not None:
+            model = link.model
+            if link.connected and model and model.replica_id not in self._pool.refusals:
+                return True
+            self._detach()
+        if self._clock() < self._retry_at:
+            return False
+        self.link = self._pool.choose()
+        return self.link is not None
+
+    def start(self, num_speculative_tokens: int, traceparent: str, timeout_s: float) -> None:
+        """Send a call: append what is committed, then draft K tokens (0 only appends)."""
+        if self.link is None or self._pending is not None:
+            return
+        state = self._state
+        plan = state.plan_call(state.draft, codec.MAX_APPEND_TOKENS)
+        if plan.committed_length < state.committed_length:
+            # A prompt of several pieces: this call appends one; the next round sends the next.
+            num_speculative_tokens = 0
+        call_id = self.link.next_call_id()
+        call = draft_pb2.ProposeCall(
+            session=common_pb2.SessionCall(
+                call_id=call_id,
+                session_id=state.request_id,
+                epoch=plan.epoch,
+                step=plan.step,
+                keep_length=plan.keep_length,
+                keep_digest=plan.keep_digest,
+                append_token_ids=codec.pack_ids(plan.append_token_ids),
+                opening=self._opening if plan.opens else None,
+                timeout_s=timeout_s,
+                traceparent=traceparent,
+            ),
+            num_speculative_tokens=num_speculative_tokens,
+        )
+        self.link.sessions.add(state.request_id)
+        self._plan = plan
+        self._unread = None
+        self._pending = self.link.send(call, call_id)
+
+    async def collect(self, timeout_s: float) -> Drafted:
+        """Wait for the proposal; an empty one when it is late, lost or wrong."""
+        pending = self._pending
+        began = self._clock()
+        if pending is None:
+            return Drafted(EMPTY_PROPOSAL, None, 0.0)
+        try:
+            reply = await pending.next(timeout_s)
+        except TimeoutError:
+            self.num_late += 1
+            if self.link is not None:
+                # The draft stops before its next token; its append completes and is reported.
+                self.link.hurry(pending.call_id)
+            return Drafted(EMPTY_PROPOSAL, None, self._clock() - began)
+        except SpecServeError as error:
+            self._on_error(error)
+            return Drafted(EMPTY_PROPOSAL, None, self._clock() - began)
+        proposal = self._take(reply)
+        return Drafted(proposal, reply.timing, self._clock() - began)
+
+    def _absorb_finished(self) -> None:
+        """Take a late reply: it moves cached_length, and its draft tokens are of no use any more."""
+        if self._pending is None:
+            return
+        try:
+            reply = self._pending.poll()
+        except SpecServeError as error:
+            self._on_error(error)
+            return
+        if reply is not None:
+            self._take(reply)
+
+    def _take(self, reply: draft_pb2.ProposeReply) -> Proposal:
+        state, plan = self._state, self._plan
+        self._pending = None
+        if plan is None:
+            return EMPTY_PROPOSAL
+        if reply.HasField("error"):
+            self._on_error(
+                status.from_call_error(reply.error, state.request_id, plan.keep_length)
+            )
+            return EMPTY_PROPOSAL
+        try:
+            drafted = codec.unpack_ids(reply.draft_token_ids, "draft_token_ids")
+            probs = codec.unpack_probs(
+                reply.support_size, reply.support_token_ids, reply.support_weights, len(drafted)
+            )
+            proposal = Proposal(drafted, probs)
+            if drafted and state.sampling.rule is AcceptanceRule.STANDARD:
+                # Checked before the target sees it: a wrong q must never cost the request.
+                draft_token_probs(proposal)
+        except SpecServeError as error:
+            logger.warning("draft %s sent a wrong proposal: %s", self._address, error)
+            self.num_invalid += 1
+            self._on_error(error)
+            return EMPTY_PROPOSAL
+        self._unread = (plan, reply.cached_length, drafted)
+        self.settle()
+        return proposal
+
+    def settle(self) -> None:
+        """Move the draft's cached_length by its last reply, as far as it has been committed."""
+        if self._unread is not None:
+            plan, cached_length, drafted = self._unread
+            self._state.absorb(self._state.draft, plan, cached_length, drafted)
+
+    @property
+    def _address(self) -> str:
+        return self.link.address if self.link else "(none)"
+
+    def _on_error(self, error: SpecServeError) -> None:
+        self._pending = None
+        self._unread = None
+        if isinstance(error, CacheMismatch):
+            self._state.correct(self._state.draft, error.matching_length)
+            return
+        logger.info("request %s leaves draft %s: %s", self._state.request_id, self._address, error)
+        if isinstance(error, InvalidProposal) and self.link is not None:
+            self.link.release(self._state.request_id)
+        self._detach()
+        self._retry_at = self._clock() + REATTACH_S
+
+    def _detach(self) -> None:
+        if self.link is not None:
+            self.link.sessions.discard(self._state.request_id)
+        self.link = None
+        self._pending = None
+        self._unread = None
+        self._state.draft.reopen()
+
+    def close(self) -> None:
+        """Give up what is in flight and free the session. Idempotent."""
+        if self.link is None:
+            return
+        if self._pending is not None:
+            self.link.cancel(self._pending.call_id)
+        self.link.release(self._state.request_id)
+        self.link = None
+        self._pending = None

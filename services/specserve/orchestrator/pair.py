@@ -1,0 +1,191 @@
+"""The served pair: both pools, the vocabulary, and whether speculation may be used.
+
+Knows models and compatibility; knows no request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import grpc
+
+from specserve.config import OrchestratorConfig
+from specserve.errors import PeerUnavailable, ProtocolMismatch, SpecServeError
+from specserve.orchestrator.pool import DRAFT_KIND, TARGET_KIND, Pool, model_of
+from specserve.orchestrator.vocabulary import Vocabulary, check_pair, fetch_vocabulary
+from specserve.rpc import codec
+from specserve.rpc.link import FrameLink
+from specserve.rpc.v1 import draft_pb2, generation_pb2, target_pb2
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 0.2
+
+
+class Pair:
+    """Targets and drafts, and what they agree on."""
+
+    def __init__(self, config: OrchestratorConfig) -> None:
+        self.targets: Pool[target_pb2.VerifyCall, target_pb2.VerifyReply] = Pool(
+            TARGET_KIND, heartbeat_s=config.heartbeat_s, hang_s=config.device_hang_s
+        )
+        self.drafts: Pool[draft_pb2.ProposeCall, draft_pb2.ProposeReply] | None = None
+        if config.speculative is not None and config.speculative.num_speculative_tokens > 0:
+            self.drafts = Pool(
+                DRAFT_KIND, heartbeat_s=config.heartbeat_s, hang_s=config.device_hang_s
+            )
+        self.vocabulary: Vocabulary | None = None
+        self._config = config
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to watch the pools."""
+        self.targets.check = lambda link: self._changed.set()
+        if self.drafts is not None:
+            self.drafts.check = lambda link: self._changed.set()
+        self.update_peers(self._config.target_addresses, self._config.draft_addresses)
+        self._task = asyncio.create_task(self._watch(), name="pair")
+
+    async def close(self) -> None:
+        """Drop every link."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self.targets.close()
+        if self.drafts is not None:
+            await self.drafts.close()
+
+    def update_peers(self, targets: Any, drafts: Any) -> None:
+        """Know exactly these replicas."""
+        self.targets.update(targets)
+        if self.drafts is not None:
+            self.drafts.update(drafts)
+
+    @property
+    def max_model_len(self) -> int:
+        """Shortest context of the known targets, in tokens: a session may move to any of them."""
+        lengths = [link.model.max_model_len for link in self.targets.usable() if link.model]
+        return min(lengths, default=0) or 1 << 30
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        """Configured K, never above what both services take (field case B121)."""
+        if self._config.speculative is None:
+            return 0
+        k = self._config.speculative.num_speculative_tokens
+        pools: list[Pool[Any, Any]] = [self.targets]
+        if self.drafts is not None:
+            pools.append(self.drafts)
+        for pool in pools:
+            for link in pool.usable():
+                if link.model is not None and link.model.max_num_speculative_tokens:
+                    k = min(k, link.model.max_num_speculative_tokens)
+        return k
+
+    async def wait_ready(self, timeout_s: float) -> Vocabulary:
+        """Wait for a loaded target.
+
+        Raises:
+            PeerUnavailable: none came in time.
+        """
+        if self.vocabulary is None:
+            await self.targets.wait_for_one(timeout_s)
+        if self.vocabulary is None:
+            raise PeerUnavailable("target", f"no replica was usable for {timeout_s} s")
+        return self.vocabulary
+
+    async def _watch(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            try:
+                await self._check_targets()
+                await self._check_drafts()
+            except (grpc.aio.AioRpcError, SpecServeError) as error:
+                logger.info("a replica could not be checked yet: %s", error)
+                await asyncio.sleep(RETRY_S)
+                self._changed.set()
+
+    async def _check_targets(self) -> None:
+        for link in self.targets.unchecked():
+            if self.vocabulary is None:
+                self.vocabulary = await fetch_vocabulary(link)
+            if model_of(link).vocab_fingerprint == self.vocabulary.fingerprint:
+                self.targets.approve(link)
+            else:
+                self.targets.refuse(link, "its vocabulary differs from the pool's")
+
+    async def _check_drafts(self) -> None:
+        if self.drafts is None or self.vocabulary is None:
+            return
+        for link in self.drafts.unchecked():
+            error = await check_pair(self.vocabulary, link)
+            if error is None:
+                self.drafts.approve(link)
+            else:
+                self.drafts.refuse(link, str(error))
+
+    def describe(self, *, include_token_table: bool) -> generation_pb2.GetPairResponse:
+        """Say what is served and whether it is ready."""
+        response = generation_pb2.GetPairResponse(
+            num_speculative_tokens=self.num_speculative_tokens,
+            rejection_sample_method=(
+                self._config.speculative.rejection_sample_method
+                if self._config.speculative
+                else "auto"
+            ),
+        )
+        target = next(iter(self.targets.usable()), None)
+        draft = next(iter(self.drafts.usable()), None) if self.drafts else None
+        if target is not None and target.model is not None:
+            response.target.CopyFrom(target.model)
+            response.target.max_model_len = self.max_model_len
+            if include_token_table and self.vocabulary is not None:
+                response.target.token_table = self.vocabulary.table.to_bytes()
+        if draft is not None and draft.model is not None:
+            response.draft.CopyFrom(draft.model)
+        response.reason = self._reason(target, draft)
+        response.speculation_enabled = draft is not None
+        response.ready = (
+            target is not None
+            and self.vocabulary is not None
+            and (self.drafts is None or response.speculation_enabled)
+        )
+        return response
+
+    def _reason(self, target: Any, draft: Any) -> str:
+        if target is None or self.vocabulary is None:
+            refused = "; ".join(self.targets.refusals.values())
+            return refused or "no target replica is loaded"
+        if self.drafts is None:
+            return "speculation is off: num_speculative_tokens is 0 or no draft is configured"
+        if draft is None:
+            refused = "; ".join(self.drafts.refusals.values())
+            return f"speculation is off: {refused or 'no draft replica is loaded'}"
+        return ""
+
+    def replica_statuses(self) -> list[generation_pb2.ReplicaStatus]:
+        """List the known replicas."""
+        statuses = []
+        pools: list[Pool[Any, Any]] = [self.targets]
+        if self.drafts is not None:
+            pools.append(self.drafts)
+        for pool in pools:
+            for link in pool.links.values():
+                state = "draining" if link.draining else "connected"
+                status = generation_pb2.ReplicaStatus(
+                    role=pool.kind.pool,
+                    address=link.address,
+                    state=state if link.connected else "connecting",
+                    num_sessions=len(link.sessions),
+                )
+                if link.model is not None:
+                    status.replica_id = link.model.replica_id
+                    status.pid = link.model.pid
+                if link.load is not None:
+                    status.load.CopyFrom(codec.pack_load(link.load))
+                statuses.append(status)
+        return statuses

@@ -1,0 +1,156 @@
+"""The replicas of one kind that an orchestrator knows, and the choice among them.
+
+Knows links and loads; knows no request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Sequence
+from typing import Generic, TypeVar
+
+from specserve.errors import ProtocolMismatch
+from specserve.rpc.codec import PROTOCOL_VERSION
+from specserve.rpc.link import FrameLink, LinkKind
+from specserve.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
+
+logger = logging.getLogger(__name__)
+
+CallT = TypeVar("CallT")
+ReplyT = TypeVar("ReplyT")
+
+DraftLink = FrameLink[draft_pb2.ProposeCall, draft_pb2.ProposeReply]
+TargetLink = FrameLink[target_pb2.VerifyCall, target_pb2.VerifyReply]
+
+DRAFT_KIND: LinkKind[draft_pb2.ProposeCall, draft_pb2.ProposeReply] = LinkKind(
+    "draft", draft_pb2_grpc.DraftServiceStub, "Propose", draft_pb2.ProposeFrame
+)
+TARGET_KIND: LinkKind[target_pb2.VerifyCall, target_pb2.VerifyReply] = LinkKind(
+    "target", target_pb2_grpc.TargetServiceStub, "Verify", target_pb2.VerifyFrame
+)
+
+
+class Pool(Generic[CallT, ReplyT]):
+    """Links to every known replica of a kind."""
+
+    def __init__(
+        self, kind: LinkKind[CallT, ReplyT], *, heartbeat_s: float, hang_s: float
+    ) -> None:
+        self.kind = kind
+        self.links: dict[str, FrameLink[CallT, ReplyT]] = {}
+        self.refusals: dict[str, str] = {}
+        """replica_id -> why it is not used, although it answers."""
+        self.approved: set[str] = set()
+        """replica_ids that were compared with the pair and may be used."""
+        self.check: Callable[[FrameLink[CallT, ReplyT]], None] = lambda link: None
+        """Called when a link (re)connects; it leads to `approve` or `refuse`."""
+        self._heartbeat_s = heartbeat_s
+        self._hang_s = hang_s
+        self._changed = asyncio.Event()
+
+    def update(self, addresses: Sequence[str]) -> None:
+        """Know exactly these replicas; links to others are closed once they hold no session."""
+        for address in addresses:
+            if address not in self.links:
+                link = FrameLink(
+                    self.kind, address, heartbeat_s=self._heartbeat_s, hang_s=self._hang_s
+                )
+                link.on_change = lambda link=link: self._on_change(link)  # type: ignore[misc]
+                self.links[address] = link
+                link.start()
+        gone = set(self.links) - set(addresses)
+        for address in gone:
+            link = self.links[address]
+            if not link.connected and not link.sessions and not link.num_pending:
+                del self.links[address]
+                asyncio.get_running_loop().create_task(link.close())
+
+    def _on_change(self, link: FrameLink[CallT, ReplyT]) -> None:
+        if link.connected and link.model is not None:
+            model = link.model
+            if not PROTOCOL_VERSION - 1 <= model.protocol_version <= PROTOCOL_VERSION + 1:
+                error = ProtocolMismatch(link.address, model.protocol_version, PROTOCOL_VERSION)
+                self.refuse(link, str(error))
+            self.check(link)
+        self.notify()
+
+    def unchecked(self) -> list[FrameLink[CallT, ReplyT]]:
+        """List connected links that were neither approved nor refused yet."""
+        known = self.approved | self.refusals.keys()
+        return [
+            link
+            for link in self.links.values()
+            if link.connected and link.model is not None and link.model.replica_id not in known
+        ]
+
+    def approve(self, link: FrameLink[CallT, ReplyT]) -> None:
+        """Let a replica be used."""
+        self.approved.add(model_of(link).replica_id)
+        self.notify()
+
+    def refuse(self, link: FrameLink[CallT, ReplyT], why: str) -> None:
+        """Never use a replica, and say why."""
+        logger.error("%s %s is not used: %s", self.kind.pool, link.address, why)
+        self.refusals[model_of(link).replica_id] = why
+        self.notify()
+
+    def notify(self) -> None:
+        """Wake everybody who waits for a replica."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def usable(self) -> list[FrameLink[CallT, ReplyT]]:
+        """List the links that may open sessions now."""
+        return [
+            link
+            for link in self.links.values()
+            if link.connected
+            and not link.draining
+            and link.model is not None
+            and link.model.replica_id in self.approved
+        ]
+
+    def choose(self, avoid: Collection[str] = ()) -> FrameLink[CallT, ReplyT] | None:
+        """Choose the least loaded usable replica; `avoid`ed addresses only when there is no other."""
+        links = self.usable()
+        preferred = [link for link in links if link.address not in avoid] or links
+        return min(preferred, key=_burden, default=None)
+
+    async def wait_for_one(
+        self, timeout_s: float, avoid: Collection[str] = ()
+    ) -> FrameLink[CallT, ReplyT] | None:
+        """Wait until a replica can be chosen; None when the time is over."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + timeout_s
+        while (link := self.choose(avoid)) is None:
+            left = end - loop.time()
+            if left <= 0:
+                return None
+            changed = self._changed
+            try:
+                async with asyncio.timeout(left):
+                    await changed.wait()
+            except TimeoutError:
+                return None
+        return link
+
+    async def close(self) -> None:
+        """Drop every link."""
+        await asyncio.gather(*(link.close() for link in self.links.values()))
+
+
+def _burden(link: FrameLink[CallT, ReplyT]) -> tuple[float, int, str]:
+    load = link.load
+    used = 0.0
+    if load is not None and load.num_blocks:
+        used = 1 - load.num_free_blocks / load.num_blocks
+    # Sessions opened since the last load report are in `sessions` already: a burst spreads.
+    return (round(used, 1), len(link.sessions) + (load.num_waiting if load else 0), link.address)
+
+
+def model_of(link: FrameLink[CallT, ReplyT]) -> common_pb2.GetModelResponse:
+    """Give what a connected link's replica serves."""
+    if link.model is None:
+        raise RuntimeError("a link that never connected was chosen")
+    return link.model

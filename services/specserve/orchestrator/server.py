@@ -1,0 +1,84 @@
+"""Starts an orchestrator: pools, servicer, gRPC server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import grpc
+
+from specserve import telemetry
+from specserve.config import OrchestratorConfig
+from specserve.orchestrator.pair import Pair
+from specserve.orchestrator.servicer import GenerationServicer
+from specserve.rpc.server import GrpcServer, new_replica_id
+from specserve.rpc.v1 import generation_pb2, generation_pb2_grpc
+
+
+class RunningOrchestrator:
+    """A started orchestrator (a `RunningService`)."""
+
+    def __init__(
+        self, replica_id: str, pair: Pair, servicer: GenerationServicer, server: GrpcServer
+    ) -> None:
+        self.replica_id = replica_id
+        self.pair = pair
+        self.servicer = servicer
+        self._server = server
+
+    @property
+    def address(self) -> str:
+        """host:port that gateways dial."""
+        return self._server.address
+
+    def update_peers(
+        self, target_addresses: Sequence[str], draft_addresses: Sequence[str]
+    ) -> None:
+        """Know exactly these replicas. Idempotent."""
+        self.pair.update_peers(target_addresses, draft_addresses)
+
+    async def drain(self, deadline_s: float) -> None:
+        """Take no new choices; wait until none is running or the deadline passes."""
+        await self._server.refuse_health()
+        self.servicer.draining = True
+        loop = asyncio.get_running_loop()
+        end = loop.time() + deadline_s
+        while self.servicer.num_running and loop.time() < end:
+            await asyncio.sleep(0.05)
+
+    async def stop(self) -> None:
+        """Stop serving, then drop the links; what is left is cancelled and its KV freed."""
+        await self._server.stop()
+        await self.pair.close()
+
+    def failure(self) -> str | None:
+        """Say why this orchestrator can no longer serve; None while it can."""
+        return None
+
+    def stats(self) -> dict[str, float]:
+        """Give the load for autoscaling."""
+        return {
+            "num_running": float(self.servicer.num_running),
+            "num_waiting": float(self.servicer.num_waiting),
+        }
+
+
+async def start_orchestrator(config: OrchestratorConfig) -> RunningOrchestrator:
+    """Serve; peers may still be loading and are found when they come.
+
+    Raises:
+        ConfigurationError: the port cannot be bound.
+    """
+    telemetry.configure_tracing("specserve-orchestrator")
+    replica_id = new_replica_id("orchestrator")
+    pair = Pair(config)
+    servicer = GenerationServicer(config, pair, telemetry.RoundMetrics(), replica_id)
+    name = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
+    server = GrpcServer(config.server, [name])
+
+    def register(grpc_server: grpc.aio.Server) -> None:
+        generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, grpc_server)
+
+    await server.start(register)
+    pair.start()
+    return RunningOrchestrator(replica_id, pair, servicer, server)

@@ -1,0 +1,174 @@
+"""GenerationService: one choice in, committed blocks out.
+
+Knows the contract, the pools and the pair; the round itself is `decode.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import grpc
+from opentelemetry import trace
+
+from specserve import telemetry
+from specserve.config import OrchestratorConfig
+from specserve.errors import DeadlineExpired, Draining, PeerUnavailable
+from specserve.model.messages import SessionOpening
+from specserve.orchestrator.admission import PairLimits, admit
+from specserve.orchestrator.decode import Decoder
+from specserve.orchestrator.draft_session import DraftSession
+from specserve.orchestrator.pair import Pair
+from specserve.orchestrator.responses import block_response, record_message
+from specserve.orchestrator.target_session import TargetSession
+from specserve.rpc import codec, status
+from specserve.rpc.v1 import common_pb2, generation_pb2, generation_pb2_grpc
+
+logger = logging.getLogger(__name__)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
+    """The gRPC face of one orchestrator."""
+
+    def __init__(
+        self,
+        config: OrchestratorConfig,
+        pair: Pair,
+        metrics: telemetry.RoundMetrics,
+        orchestrator_id: str,
+    ) -> None:
+        self.draining = False
+        self.num_running = 0
+        self.num_waiting = 0
+        self.num_rounds = 0
+        self._config = config
+        self._pair = pair
+        self._metrics = metrics
+        self._orchestrator_id = orchestrator_id
+        self._slots = asyncio.Semaphore(config.max_num_requests)
+        self._tracer = trace.get_tracer("specserve.orchestrator")
+
+    async def Generate(  # noqa: N802 - the contract's name
+        self, request: generation_pb2.GenerateRequest, context: Context
+    ) -> None:
+        """Decode one choice; ending the call cancels it and frees both KV caches."""
+        async with status.errors_as_status(context):
+            if self.draining:
+                raise Draining(self._orchestrator_id)
+            timeout_s = request.timeout_s or None
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._generate(request, context)
+            except TimeoutError:
+                raise DeadlineExpired("the request", request.timeout_s) from None
+
+    async def _generate(
+        self, request: generation_pb2.GenerateRequest, context: Context
+    ) -> None:
+        parent = telemetry.from_traceparent(_traceparent_of(context))
+        span = self._tracer.start_span(
+            "orchestrator.generate", context=parent, kind=trace.SpanKind.SERVER
+        )
+        blocks = self._blocks(request, span)
+        try:
+            async for response in blocks:
+                await context.write(response)
+        finally:
+            await blocks.aclose()
+            span.end()
+
+    async def _blocks(
+        self, request: generation_pb2.GenerateRequest, span: trace.Span
+    ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
+        vocabulary = await self._pair.wait_ready(self._config.reopen_timeout_s)
+        limits = PairLimits(self._pair.max_model_len, self._pair.num_speculative_tokens)
+        state, trimmer = admit(request, vocabulary, limits)
+        opening = codec.pack_opening(
+            SessionOpening(state.sampling, request.tenant_salt, request.priority)
+        )
+        self.num_waiting += 1
+        try:
+            await self._slots.acquire()
+        finally:
+            self.num_waiting -= 1
+        self.num_running += 1
+        target = TargetSession(
+            state,
+            self._pair.targets,
+            opening,
+            call_timeout_s=self._config.target_timeout_s,
+            reopen_timeout_s=self._config.reopen_timeout_s,
+        )
+        draft = None
+        if self._pair.drafts is not None and state.num_speculative_tokens > 0:
+            draft = DraftSession(state, self._pair.drafts, opening)
+        decoder = Decoder(state, target, draft, trimmer, self._config, span)
+        try:
+            async for committed in decoder.decode():
+                self.num_rounds += 1
+                response = block_response(committed, origins=request.include_origins)
+                if committed.emission.finish_reason is not None:
+                    # Free the KV before the last block is written: a slow reader holds none.
+                    decoder.close()
+                    record = record_message(decoder.record, detailed=request.include_origins)
+                    record.num_late_proposals = draft.num_late if draft else 0
+                    record.num_target_reopens = target.num_reopens
+                    record.cached_prompt_tokens = target.cached_prompt_tokens
+                    record.num_speculative_tokens = state.num_speculative_tokens
+                    response.record.CopyFrom(record)
+                yield response
+        finally:
+            decoder.close()
+            self.num_running -= 1
+            self._slots.release()
+            self._count(decoder, target, draft)
+
+    def _count(
+        self, decoder: Decoder, target: TargetSession, draft: DraftSession | None
+    ) -> None:
+        record, metrics = decoder.record, self._metrics
+        metrics.drafts.inc(record.num_spec_steps)
+        metrics.draft_tokens.inc(record.num_draft_tokens)
+        metrics.accepted_tokens.inc(record.num_accepted_draft_tokens)
+        for position, count in enumerate(record.accepted_per_position):
+            metrics.accepted_per_position.labels(position=str(position)).inc(count)
+        metrics.recovered_tokens.inc(record.num_recovered_tokens)
+        metrics.bonus_tokens.inc(record.num_bonus_tokens)
+        metrics.plain_tokens.inc(record.num_plain_tokens)
+        metrics.target_reopens.inc(target.num_reopens)
+        if draft is not None:
+            metrics.late_proposals.inc(draft.num_late)
+            metrics.invalid_proposals.inc(draft.num_invalid)
+
+    async def GetPair(  # noqa: N802 - the contract's name
+        self, request: generation_pb2.GetPairRequest, context: Context
+    ) -> generation_pb2.GetPairResponse:
+        """Say what is served and whether it is ready."""
+        return self._pair.describe(include_token_table=request.include_token_table)
+
+    async def GetStatus(  # noqa: N802 - the contract's name
+        self, request: generation_pb2.GetStatusRequest, context: Context
+    ) -> generation_pb2.GetStatusResponse:
+        """Give the live state of this orchestrator and the replicas it knows."""
+        return generation_pb2.GetStatusResponse(
+            num_running=self.num_running,
+            num_waiting=self.num_waiting,
+            replicas=self._pair.replica_statuses(),
+            orchestrator_id=self._orchestrator_id,
+            pid=os.getpid(),
+            cpu_s=time.process_time(),
+            num_rounds=self.num_rounds,
+        )
+
+
+def _traceparent_of(context: Context) -> str:
+    for key, value in context.invocation_metadata() or ():
+        if key == "traceparent":
+            return str(value)
+    return ""

@@ -1,0 +1,42 @@
+"""Options that both ends of every gRPC link share. Set here and nowhere else."""
+
+from __future__ import annotations
+
+import grpc
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+"""Largest message either end takes: a token table of a million ids fits with room to spare."""
+
+_COMMON: list[tuple[str, int]] = [
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # Without this a client stops pinging after two pings without data and idle links die unseen.
+    ("grpc.http2.max_pings_without_data", 0),
+]
+
+CLIENT_OPTIONS = [
+    *_COMMON,
+    # A replica that comes back should be found in well under the lease.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    # One connection per channel: two links of a process never share a flow-control window.
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+SERVER_OPTIONS = [
+    *_COMMON,
+    # Servers must allow the pings that clients send, or they cut idle links ("too_many_pings").
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    # Two processes must not share a port by accident.
+    ("grpc.so_reuseport", 0),
+]
+
+
+def open_channel(address: str) -> grpc.aio.Channel:
+    """Open a channel to host:port. One per event loop: grpc.aio objects never cross loops."""
+    return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)

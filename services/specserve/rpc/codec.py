@@ -1,0 +1,214 @@
+"""Bulk numbers as little-endian bytes, and messages as the values the rest of the code uses.
+
+Both directions, for the parts that draft and target share. Knows protobuf; knows no gRPC call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specserve.errors import InvalidProposal, InvalidRequest
+from specserve.model.messages import CallTiming, EngineLoad, SessionOpening
+from specserve.rpc.v1 import common_pb2
+from specserve.speculation.types import AcceptanceRule, SamplingParams, SparseProbs
+
+PROTOCOL_VERSION = 1
+"""Version of the contract that this build speaks; it accepts its own and the one before."""
+
+MAX_APPEND_TOKENS = 65_536
+"""Tokens appended by one call: 256 KiB of int32."""
+
+T = TypeVar("T", bound=np.generic)
+
+_RULES = {
+    AcceptanceRule.GREEDY: common_pb2.ACCEPTANCE_RULE_GREEDY,
+    AcceptanceRule.STANDARD: common_pb2.ACCEPTANCE_RULE_STANDARD,
+    AcceptanceRule.COUPLED: common_pb2.ACCEPTANCE_RULE_COUPLED,
+}
+_RULES_BACK = {number: rule for rule, number in _RULES.items()}
+
+
+def pack_ids(token_ids: Sequence[int]) -> bytes:
+    """Write token ids as little-endian int32."""
+    return np.asarray(token_ids, dtype="<i4").tobytes()
+
+
+def unpack_ids(data: bytes, field: str) -> tuple[int, ...]:
+    """Read little-endian int32 token ids.
+
+    Raises:
+        InvalidRequest: the length is no multiple of 4.
+    """
+    if not data:
+        return ()
+    return tuple(unpack_array(data, np.int32, field).tolist())
+
+
+def unpack_array(data: bytes, dtype: type[T], field: str) -> NDArray[T]:
+    """Read a little-endian array; the result is read-only and shares the message's memory.
+
+    Raises:
+        InvalidRequest: the length is no multiple of the item size.
+    """
+    item = np.dtype(dtype).newbyteorder("<")
+    if len(data) % item.itemsize:
+        raise InvalidRequest(
+            field, f"{len(data)} bytes, a multiple of {item.itemsize} was wanted ({item.name})"
+        )
+    return np.frombuffer(data, dtype=item)
+
+
+def unpack_probs(
+    support_size: int, token_ids: bytes, weights: bytes, num_rows: int
+) -> SparseProbs | None:
+    """Read q of `num_rows` draft tokens; None when no support was sent.
+
+    Raises:
+        InvalidProposal: the shapes disagree.
+    """
+    if support_size == 0:
+        return None
+    ids = unpack_array(token_ids, np.int32, "support_token_ids")
+    values = unpack_array(weights, np.float32, "support_weights")
+    if ids.size != num_rows * support_size or values.size != ids.size:
+        raise InvalidProposal(
+            f"draft_probs: {ids.size} ids and {values.size} weights, "
+            f"[{num_rows}, {support_size}] was wanted"
+        )
+    shape = (num_rows, support_size)
+    return SparseProbs(ids.reshape(shape), values.reshape(shape))
+
+
+def pack_probs(probs: SparseProbs | None) -> tuple[int, bytes, bytes]:
+    """Write q as (support_size, support_token_ids, support_weights)."""
+    if probs is None:
+        return 0, b"", b""
+    return (
+        probs.token_ids.shape[1],
+        probs.token_ids.astype("<i4", copy=False).tobytes(),
+        probs.weights.astype("<f4", copy=False).tobytes(),
+    )
+
+
+def pack_sampling(params: SamplingParams) -> common_pb2.SamplingParams:
+    """Write sampling parameters."""
+    return common_pb2.SamplingParams(
+        rule=_RULES[params.rule],
+        seed=params.seed,
+        choice=params.choice,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        stop_token_ids=pack_ids(params.stop_token_ids),
+        num_logprobs_plus_one=params.num_logprobs + 1,
+    )
+
+
+def unpack_sampling(message: common_pb2.SamplingParams) -> SamplingParams:
+    """Read and check sampling parameters.
+
+    Raises:
+        InvalidRequest: a value is out of its range; the field is named.
+    """
+    rule = _RULES_BACK.get(message.rule)
+    if rule is None:
+        raise InvalidRequest("sampling.rule", f"{message.rule} is no acceptance rule")
+    if not (math.isfinite(message.temperature) and message.temperature >= 0):
+        raise InvalidRequest("sampling.temperature", f"{message.temperature}, >= 0 was wanted")
+    if not 0 < message.top_p <= 1:
+        raise InvalidRequest("sampling.top_p", f"{message.top_p}, a value in (0, 1] was wanted")
+    if not 0 <= message.min_p <= 1:
+        raise InvalidRequest("sampling.min_p", f"{message.min_p}, a value in [0, 1] was wanted")
+    return SamplingParams(
+        rule=rule,
+        seed=message.seed,
+        choice=message.choice,
+        temperature=message.temperature,
+        top_k=message.top_k,
+        top_p=message.top_p,
+        min_p=message.min_p,
+        stop_token_ids=unpack_ids(message.stop_token_ids, "sampling.stop_token_ids"),
+        num_logprobs=message.num_logprobs_plus_one - 1,
+    )
+
+
+def pack_opening(opening: SessionOpening) -> common_pb2.SessionOpening:
+    """Write what is fixed for a session's life."""
+    return common_pb2.SessionOpening(
+        sampling=pack_sampling(opening.sampling),
+        tenant_salt=opening.tenant_salt,
+        priority=opening.priority,
+    )
+
+
+def unpack_opening(call: common_pb2.SessionCall) -> SessionOpening | None:
+    """Read a call's opening, if it carries one."""
+    if not call.HasField("opening"):
+        return None
+    message = call.opening
+    return SessionOpening(
+        sampling=unpack_sampling(message.sampling),
+        tenant_salt=message.tenant_salt,
+        priority=message.priority,
+    )
+
+
+def check_session(call: common_pb2.SessionCall) -> None:
+    """Check what can be checked of a call without its session.
+
+    Raises:
+        InvalidRequest: a field is missing or out of range; it is named.
+    """
+    if call.call_id == 0:
+        raise InvalidRequest("call_id", "0, a number that is unique on the stream was wanted")
+    if not call.session_id:
+        raise InvalidRequest("session_id", "empty")
+    if len(call.append_token_ids) > 4 * MAX_APPEND_TOKENS:
+        raise InvalidRequest(
+            "append_token_ids",
+            f"{len(call.append_token_ids) // 4} tokens in one call, at most {MAX_APPEND_TOKENS}",
+        )
+
+
+def pack_timing(timing: CallTiming, cached_tokens: int) -> common_pb2.CallTiming:
+    """Write where a call's time went."""
+    return common_pb2.CallTiming(
+        queue_s=timing.queue_s,
+        forward_s=timing.forward_s,
+        batch_size=timing.batch_size,
+        rows=timing.rows,
+        cached_tokens=cached_tokens,
+    )
+
+
+def unpack_timing(message: common_pb2.CallTiming) -> CallTiming:
+    """Read where a call's time went."""
+    return CallTiming(message.queue_s, message.forward_s, message.batch_size, message.rows)
+
+
+def pack_load(load: EngineLoad) -> common_pb2.Load:
+    """Write a replica's load."""
+    return common_pb2.Load(
+        num_free_blocks=load.num_free_blocks,
+        num_blocks=load.num_blocks,
+        num_sessions=load.num_sessions,
+        num_waiting=load.num_waiting,
+        num_iterations=load.num_iterations,
+    )
+
+
+def unpack_load(message: common_pb2.Load) -> EngineLoad:
+    """Read a replica's load."""
+    return EngineLoad(
+        message.num_free_blocks,
+        message.num_blocks,
+        message.num_sessions,
+        message.num_waiting,
+        message.num_iterations,
+    )

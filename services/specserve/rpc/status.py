@@ -1,0 +1,123 @@
+"""The one place where errors meet gRPC status codes. Handlers just raise; clients get the same class."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+
+from specserve import errors
+from specserve.rpc.v1 import common_pb2
+
+ERROR_KEY = "specserve-error"
+"""Trailing metadata key that carries the class name."""
+
+MAX_DETAIL_BYTES = 2048
+"""Status text travels in an 8 KiB header block; longer text is cut."""
+
+CODES: dict[type[errors.SpecServeError], grpc.StatusCode] = {
+    errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.ContextOverflow: grpc.StatusCode.OUT_OF_RANGE,
+    errors.InvalidProposal: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.SessionNotFound: grpc.StatusCode.NOT_FOUND,
+    errors.CacheMismatch: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.StaleStep: grpc.StatusCode.ABORTED,
+    errors.CapacityExhausted: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.Preempted: grpc.StatusCode.ABORTED,
+    errors.DeadlineExpired: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.Draining: grpc.StatusCode.UNAVAILABLE,
+    errors.NonFiniteLogits: grpc.StatusCode.INTERNAL,
+    errors.PeerUnavailable: grpc.StatusCode.UNAVAILABLE,
+    errors.VocabularyMismatch: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.ProtocolMismatch: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.ModelUnavailable: grpc.StatusCode.UNAVAILABLE,
+    errors.ConfigurationError: grpc.StatusCode.INVALID_ARGUMENT,
+}
+"""Every subclass has a row; a test fails if one lacks it."""
+
+
+class RemoteError(errors.SpecServeError):
+    """A peer's error whose class this build does not know (a newer peer)."""
+
+    def __init__(self, error: str, code: int, message: str) -> None:
+        super().__init__(error, code, message)
+        self.error = error
+        self.code = code
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"{self.error or 'error'} (status {self.code}): {self.message}"
+
+
+CODES[RemoteError] = grpc.StatusCode.UNKNOWN
+
+
+def to_call_error(error: errors.SpecServeError) -> common_pb2.CallError:
+    """Put an error of one call into its reply."""
+    matching = error.matching_length if isinstance(error, errors.CacheMismatch) else 0
+    return common_pb2.CallError(
+        code=CODES[type(error)].value[0],
+        error=type(error).__name__,
+        message=str(error)[:MAX_DETAIL_BYTES],
+        matching_length=matching,
+    )
+
+
+def from_call_error(
+    error: common_pb2.CallError, session_id: str, keep_length: int
+) -> errors.SpecServeError:
+    """Rebuild the class that the peer raised, as far as the fields travel."""
+    match error.error:
+        case "CacheMismatch":
+            return errors.CacheMismatch(error.matching_length, keep_length)
+        case "SessionNotFound":
+            return errors.SessionNotFound(session_id)
+        case "Preempted":
+            return errors.Preempted(session_id)
+        case "StaleStep":
+            return errors.StaleStep(0, 0, 0, 0)
+        case "CapacityExhausted":
+            return errors.CapacityExhausted(error.message, 0, 0)
+        case "PeerUnavailable":
+            return errors.PeerUnavailable("peer", error.message)
+        case "NonFiniteLogits":
+            return errors.NonFiniteLogits(session_id, 0)
+        case "InvalidProposal":
+            return errors.InvalidProposal(error.message)
+        case "InvalidRequest":
+            return errors.InvalidRequest("", error.message)
+        case "Draining":
+            return errors.Draining(error.message)
+        case _:
+            return RemoteError(error.error, error.code, error.message)
+
+
+def from_rpc_error(error: grpc.aio.AioRpcError, pool: str) -> errors.SpecServeError:
+    """Translate the status that ended a call or stream."""
+    code = error.code()
+    text = error.details() or code.name
+    name = next((str(value) for key, value in error.trailing_metadata() or () if key == ERROR_KEY), "")
+    if name == "ContextOverflow":
+        return errors.ContextOverflow("", text)
+    if name == "DeadlineExpired" or code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return errors.DeadlineExpired(pool, 0.0)
+    if code is grpc.StatusCode.INVALID_ARGUMENT:
+        return errors.InvalidRequest("", text)
+    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+        return errors.PeerUnavailable(pool, text)
+    return RemoteError(name, code.value[0], text)
+
+
+@asynccontextmanager
+async def errors_as_status(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
+    """Abort the call with the status of any SpecServeError raised inside."""
+    try:
+        yield
+    except errors.SpecServeError as error:
+        await context.abort(
+            CODES[type(error)],
+            str(error)[:MAX_DETAIL_BYTES],
+            ((ERROR_KEY, type(error).__name__),),
+        )

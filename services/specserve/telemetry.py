@@ -1,0 +1,154 @@
+"""Names, units and set-up of traces and metrics. The only module that reads OTEL_* variables.
+
+Counters, not rates: acceptance rate and mean acceptance length are queries
+(accepted / drafted; 1 + accepted / rounds). No prompt and no token text is ever recorded here.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from specserve.errors import ConfigurationError
+
+SPAN_REQUEST = "specserve.request"
+SPAN_ROUND = "specserve.round"
+SPAN_DRAFT = "spec_draft"
+SPAN_VERIFY = "spec_verify"
+
+ATTRIBUTE_ROUND = "specserve.round"
+ATTRIBUTE_NUM_SPECULATIVE_TOKENS = "specserve.num_speculative_tokens"
+ATTRIBUTE_NUM_DRAFT_TOKENS = "specserve.num_draft_tokens"
+ATTRIBUTE_NUM_ACCEPTED_TOKENS = "specserve.num_accepted_tokens"
+ATTRIBUTE_COMMITTED_LENGTH = "specserve.committed_length"
+ATTRIBUTE_DRAFT_CACHED_LENGTH = "specserve.draft.cached_length"
+ATTRIBUTE_TARGET_CACHED_LENGTH = "specserve.target.cached_length"
+ATTRIBUTE_REPLICA = "specserve.replica"
+ATTRIBUTE_QUEUE_S = "specserve.queue_s"
+ATTRIBUTE_FORWARD_S = "specserve.forward_s"
+ATTRIBUTE_BATCH_SIZE = "specserve.batch_size"
+ATTRIBUTE_ROWS = "specserve.rows"
+
+_PROPAGATOR = TraceContextTextMapPropagator()
+
+
+def configure_tracing(service_name: str) -> bool:
+    """Export spans over OTLP/gRPC when OTEL_EXPORTER_OTLP_ENDPOINT is set.
+
+    Leaves a provider that somebody else has set (Ray Serve's own tracing) alone.
+
+    Returns:
+        Whether spans are recorded.
+
+    Raises:
+        ConfigurationError: SPECSERVE_TRACE_SAMPLE_RATIO is no number in [0, 1].
+    """
+    if isinstance(trace.get_tracer_provider(), TracerProvider):
+        return True
+    if not os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
+        return False
+    # Imported here: the exporter costs 0.3 s and most processes of a laptop never trace.
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+
+    text = os.environ.get("SPECSERVE_TRACE_SAMPLE_RATIO", "1")
+    try:
+        sampler = ParentBased(TraceIdRatioBased(float(text)))
+    except ValueError as error:
+        raise ConfigurationError(
+            f"SPECSERVE_TRACE_SAMPLE_RATIO: {text!r}, a number in [0, 1] was wanted"
+        ) from error
+    name = os.environ.get("OTEL_SERVICE_NAME", service_name)
+    provider = TracerProvider(resource=Resource.create({"service.name": name}), sampler=sampler)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(timeout=5)))
+    trace.set_tracer_provider(provider)
+    return True
+
+
+def shutdown_tracing() -> None:
+    """Flush what is left, within five seconds."""
+    provider = trace.get_tracer_provider()
+    if isinstance(provider, TracerProvider):
+        provider.force_flush(5_000)
+        provider.shutdown()
+
+
+def to_traceparent(span: trace.Span) -> str:
+    """Write a span's context for a frame; empty when the span is not recorded."""
+    if not span.is_recording():
+        return ""
+    carrier: dict[str, str] = {}
+    _PROPAGATOR.inject(carrier, context=trace.set_span_in_context(span))
+    return carrier.get("traceparent", "")
+
+
+def from_traceparent(traceparent: str) -> Context | None:
+    """Read a caller's context; None starts a trace of its own."""
+    if not traceparent:
+        return None
+    return _PROPAGATOR.extract({"traceparent": traceparent})
+
+
+SECONDS_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+
+
+@dataclass(slots=True)
+class RoundMetrics:
+    """An orchestrator's counters of rounds. `prometheus_client` appends `_total`."""
+
+    registry: CollectorRegistry = field(default_factory=CollectorRegistry)
+    drafts: Counter = field(init=False)
+    draft_tokens: Counter = field(init=False)
+    accepted_tokens: Counter = field(init=False)
+    accepted_per_position: Counter = field(init=False)
+    recovered_tokens: Counter = field(init=False)
+    bonus_tokens: Counter = field(init=False)
+    plain_tokens: Counter = field(init=False)
+    late_proposals: Counter = field(init=False)
+    invalid_proposals: Counter = field(init=False)
+    target_reopens: Counter = field(init=False)
+    draft_seconds: Histogram = field(init=False)
+    verify_seconds: Histogram = field(init=False)
+
+    def __post_init__(self) -> None:
+        def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
+            return Counter(f"specserve_{name}", text, labels, registry=self.registry)
+
+        self.drafts = counter("spec_decode_num_drafts", "Rounds that verified a draft {round}")
+        self.draft_tokens = counter("spec_decode_num_draft_tokens", "Draft tokens verified {token}")
+        self.accepted_tokens = counter(
+            "spec_decode_num_accepted_tokens", "Draft tokens accepted and emitted {token}"
+        )
+        self.accepted_per_position = counter(
+            "spec_decode_num_accepted_tokens_per_pos",
+            "Draft tokens accepted, by position in their block {token}",
+            ("position",),
+        )
+        self.recovered_tokens = counter("spec_decode_num_recovered_tokens", "Recovered tokens {token}")
+        self.bonus_tokens = counter("spec_decode_num_bonus_tokens", "Bonus tokens {token}")
+        self.plain_tokens = counter("plain_tokens", "Tokens of rounds without draft tokens {token}")
+        self.late_proposals = counter("late_proposals", "Proposals that missed their round {proposal}")
+        self.invalid_proposals = counter(
+            "invalid_proposals", "Proposals with ids outside the vocabulary {proposal}"
+        )
+        self.target_reopens = counter("target_reopens", "Target sessions opened anew {session}")
+        self.draft_seconds = Histogram(
+            "specserve_round_draft_seconds",
+            "Waited for a proposal per round s",
+            buckets=SECONDS_BUCKETS,
+            registry=self.registry,
+        )
+        self.verify_seconds = Histogram(
+            "specserve_round_verify_seconds",
+            "Waited for verification per round s",
+            buckets=SECONDS_BUCKETS,
+            registry=self.registry,
+        )
