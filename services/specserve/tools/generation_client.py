@@ -1,0 +1,166 @@
+"""A small gRPC client of the generation service, for benchmarks and the equivalence gate.
+
+Speaks the same path as a gateway, without HTTP and text. Knows the contract; measures nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import grpc
+import numpy as np
+
+from specserve.errors import PeerUnavailable
+from specserve.rpc import codec
+from specserve.rpc.channel import open_channel
+from specserve.rpc.status import from_rpc_error
+from specserve.rpc.v1 import generation_pb2, generation_pb2_grpc
+from specserve.speculation.types import SamplingParams
+
+READY_POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One choice to decode."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    max_tokens: int
+    num_speculative_tokens: int | None = None
+    """None takes the configured K; 0 switches speculation off."""
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TopLogprobs:
+    """The target's most likely tokens at one output position."""
+
+    logprob: float
+    """Of the emitted token."""
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """One decoded choice."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TopLogprobs, ...]
+    """Empty unless asked for."""
+    record: generation_pb2.SpeculationRecord
+    block_at_s: tuple[float, ...]
+    """When each block came, in seconds after the call."""
+    total_s: float
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds, with and without draft tokens."""
+        return self.record.num_spec_steps + self.record.num_plain_steps
+
+
+class GenerationClient:
+    """A connection to one orchestrator; an async context manager."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._channel = open_channel(address)
+        self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._channel.close()
+
+    async def wait_ready(self, timeout_s: float = 120.0) -> generation_pb2.GetPairResponse:
+        """Wait until the pair is loaded and compared.
+
+        Raises:
+            PeerUnavailable: it was not ready in time; says why.
+        """
+        loop = asyncio.get_running_loop()
+        end = loop.time() + timeout_s
+        reason = "no answer"
+        while loop.time() < end:
+            try:
+                pair = await self._stub.GetPair(generation_pb2.GetPairRequest(), timeout=5)
+            except grpc.aio.AioRpcError as error:
+                reason = error.details() or error.code().name
+            else:
+                if pair.ready:
+                    return pair
+                reason = pair.reason
+            await asyncio.sleep(READY_POLL_S)
+        raise PeerUnavailable(self._address, f"not ready after {timeout_s:.0f} s: {reason}")
+
+    async def status(self) -> generation_pb2.GetStatusResponse:
+        """Ask for the orchestrator's live state."""
+        return await self._stub.GetStatus(generation_pb2.GetStatusRequest(), timeout=5)
+
+    async def generate(self, job: Job) -> Generated:
+        """Decode one choice.
+
+        Raises:
+            SpecServeError: the request was refused or could not go on.
+        """
+        k = job.num_speculative_tokens
+        request = generation_pb2.GenerateRequest(
+            request_id=job.request_id,
+            prompt_token_ids=codec.pack_ids(job.prompt_token_ids),
+            sampling=codec.pack_sampling(job.sampling),
+            max_tokens=job.max_tokens,
+            num_speculative_tokens_plus_one=0 if k is None else k + 1,
+            ignore_eos=job.ignore_eos,
+            include_origins=True,
+        )
+        token_ids: list[int] = []
+        logprobs: list[TopLogprobs] = []
+        record = generation_pb2.SpeculationRecord()
+        block_at: list[float] = []
+        began = time.perf_counter()
+        call = self._stub.Generate(request)
+        try:
+            async for response in call:
+                block_at.append(time.perf_counter() - began)
+                token_ids += codec.unpack_ids(response.token_ids, "token_ids")
+                logprobs += map(_top_logprobs, response.logprobs)
+                if response.HasField("record"):
+                    record = response.record
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error, self._address) from error
+        finally:
+            call.cancel()
+        total = time.perf_counter() - began
+        return Generated(tuple(token_ids), tuple(logprobs), record, tuple(block_at), total)
+
+    async def generate_all(self, jobs: Sequence[Job], concurrency: int) -> list[Generated]:
+        """Decode many choices, `concurrency` at a time, answers in the order of the jobs."""
+        slots = asyncio.Semaphore(concurrency)
+
+        async def one(job: Job) -> Generated:
+            async with slots:
+                return await self.generate(job)
+
+        return list(await asyncio.gather(*(one(job) for job in jobs)))
+
+
+def _top_logprobs(message: generation_pb2.TokenLogprob) -> TopLogprobs:
+    values = codec.unpack_array(message.top_logprobs, np.float32, "top_logprobs").tolist()
+    return TopLogprobs(
+        message.logprob,
+        codec.unpack_ids(message.top_token_ids, "top_token_ids"),
+        tuple(values),
+    )
