@@ -1,0 +1,125 @@
+"""Deciding a round: what the orchestrator walks.
+
+The target reduces every row to two scalars (`speculation/scoring.py`), so deciding is O(K). Three
+exact rules share the walk: `standard` is Algorithm 1 of Leviathan et al., 2023 (arXiv:2211.17192),
+`greedy` its limit at temperature 0, `coupled` that of Daliri et al., 2024 (arXiv:2408.07978). Knows
+proposals, scores and uniforms; knows no logits, no model and no network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specserve.errors import InvalidProposal
+from specserve.speculation.types import (
+    AcceptanceRule,
+    Proposal,
+    SparseProbs,
+    TargetScores,
+    Verification,
+)
+
+
+def accept(
+    proposal: Proposal,
+    scores: TargetScores,
+    uniforms: Sequence[float] | NDArray[np.float64],
+    rule: AcceptanceRule,
+) -> Verification:
+    """Accept a prefix of the draft and name the one token after it.
+
+    Args:
+        proposal: K draft tokens; with the standard rule also q, one row a token.
+        scores: [K] probabilities of the draft tokens and [K + 1] replacements.
+        uniforms: at least [K] in [0, 1), purpose ACCEPT; unused by greedy and coupled.
+
+    Raises:
+        InvalidProposal: shapes disagree, q is missing, or q gives a token it drew no weight.
+    """
+    num_draft_tokens = len(proposal.draft_token_ids)
+    if (
+        len(scores.target_probs) != num_draft_tokens
+        or len(scores.replacement_token_ids) != num_draft_tokens + 1
+    ):
+        raise InvalidProposal(
+            f"{num_draft_tokens} draft tokens need as many target_probs and one replacement more, "
+            f"got {len(scores.target_probs)} and {len(scores.replacement_token_ids)}"
+        )
+    target_probs = scores.target_probs.tolist()
+    if num_draft_tokens == 0:
+        num_accepted = 0
+    elif rule is AcceptanceRule.STANDARD:
+        if len(uniforms) < num_draft_tokens:
+            raise InvalidProposal(f"{num_draft_tokens} uniforms wanted, got {len(uniforms)}")
+        num_accepted = _count_accepted(proposal, target_probs, uniforms)
+    else:
+        # The target compared the tokens; p is 1.0 where they are equal and 0.0 where not.
+        num_accepted = next(
+            (row for row, p in enumerate(target_probs) if p < 1.0), num_draft_tokens
+        )
+    return Verification(num_accepted, scores.replacement_token_ids[num_accepted])
+
+
+def _count_accepted(
+    proposal: Proposal,
+    target_probs: list[float],
+    uniforms: Sequence[float] | NDArray[np.float64],
+) -> int:
+    for row, (p, q) in enumerate(zip(target_probs, _draft_token_probs(proposal), strict=True)):
+        if q == 0.0 and p > 0.0:
+            # Without its q there is no exact test, and u * 0 < p would accept it always.
+            raise InvalidProposal(f"draft token {row} has no weight in its own draft_probs")
+        # Accept with min(1, p / q), multiplied out: q can be tiny.
+        # Strictly less: a token with p = 0 must never be accepted, not even for u = 0.
+        if not float(uniforms[row]) * q < p:
+            return row
+    return len(target_probs)
+
+
+def draft_token_probs(proposal: Proposal) -> list[float]:
+    """Compute q of each draft token: its weight over the float64 sum of its row's weights.
+
+    The check to make when a proposal arrives: one that passes here costs no request later.
+
+    Returns:
+        K numbers in (0, 1].
+
+    Raises:
+        InvalidProposal: q is missing or misshapen, a row has no positive finite sum, or a token has
+            no weight in its own row.
+    """
+    q = _draft_token_probs(proposal)
+    if 0.0 in q:
+        raise InvalidProposal(f"draft token {q.index(0.0)} has no weight in its own draft_probs")
+    return q
+
+
+def _draft_token_probs(proposal: Proposal) -> list[float]:
+    drafted = proposal.draft_token_ids
+    if proposal.draft_probs is None:
+        raise InvalidProposal("the standard rule needs draft_probs, and there are none")
+    probs = proposal.draft_probs
+    if len(probs.token_ids) != len(drafted):
+        raise InvalidProposal(f"{len(drafted)} draft tokens but {len(probs.token_ids)} rows of q")
+    row_sums = row_weight_sums(probs)
+    matches = probs.token_ids == np.array(drafted, np.int64)[:, None]
+    weights = np.where(matches, probs.weights, 0.0).sum(axis=1, dtype=np.float64)
+    q: list[float] = (weights / row_sums).tolist()
+    return q
+
+
+def row_weight_sums(probs: SparseProbs) -> NDArray[np.float64]:
+    """Sum the weights of each row in float64, the divisor of q on both sides.
+
+    Raises:
+        InvalidProposal: a weight is negative or NaN, or a row's sum is not positive and finite.
+    """
+    sums: NDArray[np.float64] = probs.weights.sum(axis=1, dtype=np.float64)
+    if not ((sums > 0.0) & np.isfinite(sums)).all() or (probs.weights < 0.0).any():
+        raise InvalidProposal(
+            "draft_probs: weights must be >= 0 with a positive finite sum per row"
+        )
+    return sums
