@@ -72,7 +72,7 @@ class SpeculativeConfig(Config):
     num_speculative_tokens: int = Field(4, ge=0, le=MAX_NUM_SPECULATIVE_TOKENS)
     """K: most draft tokens per round; 0 switches speculation off."""
     rejection_sample_method: RejectionSampleMethod = "auto"
-    """auto: coupled for requests that name a seed, else standard. Temperature 0 is greedy always."""
+    """auto: coupled for requests that name a seed, else standard. Temperature 0 is greedy."""
     prompt_lookup_min: int = Field(1, ge=1)
     """Shortest n-gram that the ngram proposer matches."""
     prompt_lookup_max: int = Field(4, ge=1)

@@ -153,7 +153,8 @@ class NonFiniteLogits(SpecServeError):
         self.row = row
 
     def __str__(self) -> str:
-        return f"session {self.session_id}: row {self.row} has no usable logits (NaN, +inf or empty)"
+        where = f"session {self.session_id}: row {self.row}"
+        return f"{where} has no usable logits (NaN, +inf or empty)"
 
 
 class PeerUnavailable(SpecServeError):
@@ -194,7 +195,8 @@ class ProtocolMismatch(SpecServeError):
         self.ours = ours
 
     def __str__(self) -> str:
-        return f"{self.peer} speaks protocol {self.theirs}, this build speaks {self.ours - 1} to {self.ours}"
+        ours = f"{self.ours - 1} to {self.ours}"
+        return f"{self.peer} speaks protocol {self.theirs}, this build speaks {ours}"
 
 
 class ModelUnavailable(SpecServeError):

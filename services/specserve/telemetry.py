@@ -14,6 +14,7 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
@@ -56,8 +57,9 @@ def configure_tracing(service_name: str) -> bool:
     if not os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
         return False
     # Imported here: the exporter costs 0.3 s and most processes of a laptop never trace.
-    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import (  # noqa: PLC0415
+        OTLPSpanExporter,
+    )
 
     text = os.environ.get("SPECSERVE_TRACE_SAMPLE_RATIO", "1")
     try:
@@ -132,10 +134,14 @@ class RoundMetrics:
             "Draft tokens accepted, by position in their block {token}",
             ("position",),
         )
-        self.recovered_tokens = counter("spec_decode_num_recovered_tokens", "Recovered tokens {token}")
+        self.recovered_tokens = counter(
+            "spec_decode_num_recovered_tokens", "Recovered tokens {token}"
+        )
         self.bonus_tokens = counter("spec_decode_num_bonus_tokens", "Bonus tokens {token}")
         self.plain_tokens = counter("plain_tokens", "Tokens of rounds without draft tokens {token}")
-        self.late_proposals = counter("late_proposals", "Proposals that missed their round {proposal}")
+        self.late_proposals = counter(
+            "late_proposals", "Proposals that missed their round {proposal}"
+        )
         self.invalid_proposals = counter(
             "invalid_proposals", "Proposals with ids outside the vocabulary {proposal}"
         )

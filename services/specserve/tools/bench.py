@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--suite", action="append", choices=SUITES, help="which to run; may be given again"
     )
     parser.add_argument("--cache-dir", metavar="DIR", help=CACHE_HELP)
-    parser.add_argument("--toy-only", action="store_true", help="engine: leave the embedded target out")
+    parser.add_argument("--toy-only", action="store_true", help="engine: without the embedded one")
     parser.add_argument("--prompts", metavar="FILE", help=PROMPTS_HELP)
     parser.add_argument("--num-prompts", type=int, metavar="N", help="speedup: first N prompts")
     parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="speedup")

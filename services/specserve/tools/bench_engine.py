@@ -35,7 +35,7 @@ async def run_engine_suite(cache_dir: str | None, *, toy_only: bool) -> dict[str
     figures: dict[str, float] = {}
     for name, (model, num_tokens) in models.items():
         engine = build_engine(EngineConfig(model=model), "target", None)
-        bare = {batch: _best(lambda b=batch: _bare(engine, b, num_tokens)) for batch in BATCHES}
+        bare = {batch: _best_bare(engine, batch, num_tokens) for batch in BATCHES}
         del engine
         async with (
             LocalPair(PairSpec(model, None, num_gateways=0)) as local,
@@ -53,11 +53,9 @@ async def run_engine_suite(cache_dir: str | None, *, toy_only: bool) -> dict[str
     return figures
 
 
-def _best(measure: object) -> float:
-    if not callable(measure):
-        raise TypeError("a function was wanted")
-    measure()  # warm-up
-    return max(float(measure()) for _ in range(2))
+def _best_bare(engine: EngineLike, batch: int, num_tokens: int) -> float:
+    _bare(engine, batch, num_tokens)  # warm-up
+    return max(_bare(engine, batch, num_tokens) for _ in range(2))
 
 
 def _bare(engine: EngineLike, batch: int, num_tokens: int) -> float:

@@ -43,7 +43,7 @@ async def run_overhead_suite() -> dict[str, float]:
                 wall += max(g.total_s for g in done)
             after = await client.status()
             rounds = sum(g.num_rounds for g in waves)
-            cpu_ms = 1e3 * (after.cpu_s - before.cpu_s) / max(1, after.num_rounds - before.num_rounds)
+            cpu_ms = 1e3 * (after.cpu_s - before.cpu_s) / (after.num_rounds - before.num_rounds)
             wall_ms = 1e3 * wall / rounds
             say(
                 f"{rule}: {NUM_SESSIONS} sessions: {wall_ms:.3f} ms per session-round, "

@@ -1,4 +1,7 @@
-"""Tokens/s with and without speculation on real prompts, by category. Knows the generation service."""
+"""Tokens/s with and without speculation on real prompts, by category.
+
+Knows the generation service; the clock is the client's.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +119,7 @@ def _report(
                 f"{1 + accepted / max(1, steps):.2f}",
             )
         )
-    header = ("category", "prompts", "off tok/s", "on tok/s", "speedup", "acceptance", "mean length")
+    header = ("category", "prompts", "off tok/s", "on tok/s", "speedup", "acceptance", "length")
     say(table(header, rows))
     tokens_on, tokens_off = (sum(len(g.token_ids) for g in side) for side in (on, off))
     whole = (tokens_on / wall_on) / (tokens_off / wall_off)

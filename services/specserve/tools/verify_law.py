@@ -1,9 +1,9 @@
-"""Distribution: sequences drawn through the real gRPC path against the exact law of an enumerable pair.
+"""Distribution: sequences through the real gRPC path against the exact law of an enumerable pair.
 
 The toy's logits are a pure function of its context, so the probability of every sequence is known.
-Each case draws `num_draws` sequences with seeds of their own and compares the counts with that law by
-chi-square, on the first token, the first two, and the whole sequence (rejection and redraw lie inside).
-What can be found, and the odds of a false alarm, are declared before anything is drawn.
+Each case draws `num_draws` sequences with seeds of their own and compares the counts with that law
+by chi-square, on the first token, the first two, and the whole sequence (rejection and redraw lie
+inside). What can be found, and the odds of a false alarm, are declared before anything is drawn.
 Knows laws and counts; the services are plain processes.
 """
 
@@ -147,7 +147,7 @@ class LawReport:
 def exact_law(spec: ToySpec, case: Case) -> dict[tuple[int, ...], float]:
     """Enumerate the probability of every sequence of LENGTH tokens after PROMPT."""
     params = _sampling(case, seed=0)
-    law = {(): 1.0}
+    law: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(LENGTH):
         longer: dict[tuple[int, ...], float] = {}
         for prefix, probability in law.items():

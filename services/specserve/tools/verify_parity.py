@@ -193,7 +193,8 @@ async def run_parity_suite(options: ParityOptions) -> ParityReport:
         for mode in MODES:
             jobs = [_job(mode, options, index, tokens) for index, tokens in enumerate(ids)]
             progress(f"{mode.name}: off", 0.0)
-            off = await client.generate_all([_switched_off(job) for job in jobs], options.concurrency)
+            off_jobs = [_switched_off(job) for job in jobs]
+            off = await client.generate_all(off_jobs, options.concurrency)
             progress(f"{mode.name}: on", 0.5)
             on = await client.generate_all(jobs, options.concurrency)
             progress(f"{mode.name}: on", 1.0)
