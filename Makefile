@@ -1,0 +1,103 @@
+# Verbs for people and for CI. `make help` lists them.
+#
+#   make setup PYTHON=/path/to/python3.12           another interpreter (3.11 or newer)
+#   make setup PIP_TORCH_ARGS="--index-url ..."     torch from another index, such as the CPU index
+#                                                   of the PyTorch project (the default index may
+#                                                   bring a CUDA build of several gigabytes)
+#   make setup TORCH=torch==2.12.1                  another torch
+#   make bench ARGS="--help"                        arguments for the command behind a verb
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules
+
+PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,\
+	$(if $(shell $(name) -c 'import sys; print("yes" * (sys.version_info >= (3, 11)))' 2>/dev/null),$(name))))
+TORCH ?= torch==2.13.0
+PIP_TORCH_ARGS ?=
+# Modules are compiled when they are first imported: most of them never are.
+PIP_ARGS := --quiet --disable-pip-version-check --no-compile
+BUF_VERSION ?= 1.75.0
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+BUF := node_modules/.bin/buf
+BUF_INSTALLED := node_modules/.buf-$(BUF_VERSION)
+TEST_DIRS := tests/unit tests/contract tests/integration tests/distribution
+
+.PHONY: help setup demo serve test check format protos bench parity distribution clean
+
+help: ## List the verbs
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(INSTALLED) ## Make .venv and install everything, pinned
+
+demo: $(INSTALLED) ## Serve the embedded pair, run six prompts with and without speculation, stop
+	$(BIN)/specserve demo $(ARGS)
+
+serve: $(INSTALLED) ## Serve the embedded pair behind an OpenAI endpoint
+	$(BIN)/specserve serve $(ARGS)
+
+test: $(INSTALLED) ## Run the tests: unit, contract, integration, distribution
+	$(BIN)/python -m pytest -q --durations=15 $(ARGS) $(TEST_DIRS)
+
+check: $(INSTALLED) ## Lint, format, types, import directions, contract lint, stubs up to date
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	@$(MAKE) --no-print-directory buf-lint
+	$(BIN)/python -m pytest -q tests/contract/test_stubs.py
+
+format: $(INSTALLED) ## Format the code and mend what ruff can mend
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+protos: $(INSTALLED) ## Regenerate the stubs in services/specserve/rpc/v1 from protos/
+	$(BIN)/python protos/generate.py services
+
+bench: $(INSTALLED) ## Measure the served system
+	$(BIN)/specserve bench $(ARGS)
+
+parity: $(INSTALLED) ## Compare speculation on and off, token for token
+	$(BIN)/specserve verify --suite parity $(ARGS)
+
+distribution: $(INSTALLED) ## Test that speculation keeps the target's law
+	$(BIN)/specserve verify --suite distribution $(ARGS)
+
+clean: ## Remove what the other verbs made here: .venv, node_modules, caches, builds
+	rm -rf $(VENV) node_modules dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find services tests protos -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Torch first and by itself, so that the index chosen for it serves nothing else. The constraints
+# name the torch that was asked for in place of their own.
+$(INSTALLED): pyproject.toml constraints.txt
+	@test -n '$(PYTHON)' || { echo 'make: no Python 3.11 or newer found; name one: make setup PYTHON=...' >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo 'make: $(PYTHON) is not Python 3.11 or newer; name one: make setup PYTHON=...' >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	{ grep -v '^torch==' constraints.txt; echo '$(TORCH)'; } > $(VENV)/constraints.txt
+	$(BIN)/python -m pip install $(PIP_ARGS) $(PIP_TORCH_ARGS) -c $(VENV)/constraints.txt '$(TORCH)'
+	$(BIN)/python -m pip install $(PIP_ARGS) -c $(VENV)/constraints.txt -e '.[dev]'
+	touch $@
+
+# The contract's linter comes from npm. Without npm a developer is told; CI (CI=true) fails.
+.PHONY: buf-lint
+buf-lint:
+	@if command -v npm > /dev/null; then \
+		$(MAKE) --no-print-directory $(BUF_INSTALLED); \
+		echo '$(BUF) lint protos'; \
+		$(BUF) lint protos; \
+	elif [ "$${CI:-}" = true ]; then \
+		echo 'make: buf lint needs npm, and there is none' >&2; exit 1; \
+	else \
+		echo 'make: no npm here, so buf lint is left out (CI runs it)' >&2; \
+	fi
+
+$(BUF_INSTALLED):
+	npm install --prefix . --no-save --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel=error @bufbuild/buf@$(BUF_VERSION)
+	touch $@
