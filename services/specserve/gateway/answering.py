@@ -1,0 +1,166 @@
+"""One request from its body to the last byte of its answer, whichever endpoint it came to.
+
+Everything from tokenising to the last chunk runs inside one scope that the client's going away
+cancels. Knows ASGI and the parts it puts together; knows no field of a body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from opentelemetry.trace import Tracer
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from specserve.gateway.backend import GenerationBackend
+from specserve.gateway.choices import decoding
+from specserve.gateway.config import GatewayConfig
+from specserve.gateway.errors import ClientDisconnected, to_http
+from specserve.gateway.fields import GenerationFields
+from specserve.gateway.formats import AnswerFormat
+from specserve.gateway.metrics import GatewayMetrics
+from specserve.gateway.observer import RequestObserver
+from specserve.gateway.pair import PairWatch, ServedPair
+from specserve.gateway.plan import GenerationPlan
+from specserve.gateway.receiving import read_body, unless_disconnected
+from specserve.gateway.requests import parse_body
+
+logger = logging.getLogger(__name__)
+
+PARSE_IN_THREAD_BYTES = 32_768
+"""Longer bodies are read off the event loop: a million bytes of ids take a third of a second."""
+
+BodyT = TypeVar("BodyT", bound=GenerationFields)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint(Generic[BodyT]):
+    """What tells one endpoint from the other."""
+
+    operation: str
+    """Name of the operation in traces."""
+    id_prefix: str
+    """First part of answers' ids."""
+    body_type: type[BodyT]
+    """Shape of its bodies."""
+    plan: Callable[[str, BodyT, ServedPair], Awaitable[GenerationPlan]]
+    """Checks and tokenises a body: (request id, body, pair) to a plan."""
+    format: Callable[[GenerationPlan, BodyT, int], AnswerFormat[Any]]
+    """Makes the writer of an answer: (plan, body, created) to a format."""
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What every request needs."""
+
+    backend: GenerationBackend
+    pair: PairWatch
+    config: GatewayConfig
+    metrics: GatewayMetrics
+    tracer: Tracer
+
+
+class GenerationAnswer(Response, Generic[BodyT]):
+    """The answer to one request, made while it is sent.
+
+    What goes wrong before the first block is raised, and becomes an ordinary HTTP answer. Later
+    there is no status left to send: the stream ends with one error event.
+    """
+
+    def __init__(self, endpoint: Endpoint[BodyT], services: Services) -> None:
+        super().__init__()
+        self._endpoint = endpoint
+        self._services = services
+        self._request_id = f"{endpoint.id_prefix}-{uuid.uuid4().hex}"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read, decode, answer. Cancelling this gives up every choice."""
+        request = Request(scope, receive)
+        request.state.request_id = self._request_id
+        services = self._services
+        observer = RequestObserver(
+            self._endpoint.operation, request.headers, services.metrics, services.tracer
+        )
+        error: BaseException | None = None
+        try:
+            raw = await read_body(request, services.config.max_body_bytes)
+            error = await unless_disconnected(receive, self._answer(raw, observer, send))
+        except ClientDisconnected as gone:
+            # Nobody reads an answer any more, and everything has been given up.
+            error = gone
+        except BaseException as other:
+            error = other
+            raise
+        finally:
+            observer.end(error)
+
+    async def _answer(self, raw: bytes, observer: RequestObserver, send: Send) -> Exception | None:
+        """Answer, and return the error that cut a stream short, if one did."""
+        endpoint, services = self._endpoint, self._services
+        if len(raw) > PARSE_IN_THREAD_BYTES:
+            body = await asyncio.to_thread(parse_body, raw, endpoint.body_type)
+        else:
+            body = parse_body(raw, endpoint.body_type)
+        plan = await endpoint.plan(self._request_id, body, await services.pair.ready())
+        observer.on_plan(plan, body)
+        answer = endpoint.format(plan, body, int(time.time()))
+        if body.stream:
+            async with aclosing(self._events(plan, answer, observer)) as events:
+                return await self._stream(events, send)
+        async with decoding(services.backend, plan.choices, observer) as blocks:
+            whole = answer.answer([block async for block in blocks])
+        await self._send_start(send, b"application/json", len(whole))
+        await send({"type": "http.response.body", "body": whole, "more_body": False})
+        return None
+
+    async def _events(
+        self, plan: GenerationPlan, answer: AnswerFormat[Any], observer: RequestObserver
+    ) -> AsyncGenerator[bytes, None]:
+        async with decoding(self._services.backend, plan.choices, observer) as blocks:
+            async for block in blocks:
+                for chunk in answer.on_block(block):
+                    yield chunk
+        for chunk in answer.at_end():
+            yield chunk
+        yield b"[DONE]"
+
+    async def _stream(self, events: AsyncGenerator[bytes, None], send: Send) -> Exception | None:
+        first = await anext(events)
+        await self._send_start(send, b"text/event-stream; charset=utf-8", None)
+        failure: Exception | None = None
+        try:
+            await _send_event(send, first)
+            async for event in events:
+                await _send_event(send, event)
+        except OSError as gone:
+            # Servers of newer ASGI versions raise when the client has gone.
+            raise ClientDisconnected from gone
+        except Exception as error:  # noqa: BLE001
+            # Whatever it is, the client must be told and the stream closed.
+            logger.warning("%s ended early: %s", self._request_id, type(error).__name__)
+            failure = error
+            await _send_event(send, to_http(error).to_json())
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        return failure
+
+    async def _send_start(self, send: Send, media_type: bytes, length: int | None) -> None:
+        headers = [(b"content-type", media_type), (b"x-request-id", self._request_id.encode())]
+        if length is None:
+            # Proxies must pass every event on at once.
+            headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+        else:
+            headers.append((b"content-length", str(length).encode()))
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+
+async def _send_event(send: Send, data: bytes) -> None:
+    event = b"data: " + data + b"\n\n"
+    await send({"type": "http.response.body", "body": event, "more_body": True})

@@ -1,0 +1,41 @@
+"""One committed block of one choice, as the gateway's parts hand it on. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from specserve.rpc.v1.generation_pb2 import SpeculationRecord
+
+FinishReason = Literal["stop", "length"]
+TokenOrigin = Literal["accepted", "recovered", "bonus", "plain", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """The target's view of one emitted token."""
+
+    logprob: float
+    """Natural logarithm, of the unmodified target distribution."""
+    top: tuple[tuple[int, float], ...]
+    """(token id, log-probability), most likely first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One committed block of one choice."""
+
+    index: int
+    """Number of the choice in the body."""
+    text: str
+    """Characters that are now complete; may lag behind the tokens."""
+    token_ids: tuple[int, ...]
+    """Emitted tokens."""
+    logprobs: tuple[TokenLogprobs, ...]
+    """One per token, if asked for."""
+    origins: tuple[TokenOrigin, ...]
+    """One per token, if asked for."""
+    finish_reason: FinishReason | None
+    """Set on the choice's last block only."""
+    record: SpeculationRecord | None
+    """Set on the choice's last block only."""

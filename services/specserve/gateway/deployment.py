@@ -1,0 +1,76 @@
+"""The gateway as the application's Serve ingress, and how it finds orchestrators.
+
+Serve's proxy brings HTTP in and carries the answer out as it is written; decoding is asked for over
+gRPC, so that no token crosses a Serve handle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from fastapi import FastAPI
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from specserve import telemetry
+from specserve.config import EngineConfig
+from specserve.gateway.config import GatewayConfig
+from specserve.gateway.grpc_backend import GrpcBackend
+from specserve.gateway.http import create_http_app
+from specserve.model.tokenizer import load_tokenizer
+from specserve.rpc.serve_hooks import (
+    DISCOVERY_PERIOD_S,
+    DISCOVERY_TIMEOUT_S,
+    PoolView,
+    PoolWatcher,
+    ReplicaDescription,
+    view_of,
+    watch_pools,
+)
+
+
+@serve.deployment(name="gateway")
+@serve.ingress()
+class GatewayDeployment:
+    """One gateway replica: stateless, as many as HTTP needs."""
+
+    async def __init__(
+        self, config: GatewayConfig, target: EngineConfig, orchestrator: DeploymentHandle
+    ) -> None:
+        telemetry.configure_tracing("specserve-gateway")
+        self._tokenizer = await asyncio.to_thread(load_tokenizer, target)
+        self._config = config
+        self._backend = GrpcBackend((), config.failover_timeout_s)
+        self._orchestrators = PoolWatcher("orchestrator", lambda: look(orchestrator))
+        self._watching = asyncio.create_task(
+            watch_pools([self._orchestrators], self._tell_backend, DISCOVERY_PERIOD_S),
+            name="discovery",
+        )
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """Build the HTTP application; Serve calls this after the constructor."""
+        return create_http_app(self._backend, self._tokenizer, self._config)
+
+    async def describe(self) -> ReplicaDescription:
+        """Return who and where this replica is, for people."""
+        return ReplicaDescription("gateway", "", f"gateway-{os.getpid()}", os.getpid())
+
+    async def _tell_backend(self) -> None:
+        await self._backend.set_addresses(self._orchestrators.addresses)
+
+    async def __del__(self) -> None:
+        # Serve has waited for the HTTP requests before it calls this.
+        watching: asyncio.Task[None] | None = getattr(self, "_watching", None)
+        if watching is not None:
+            watching.cancel()
+            await self._backend.close()
+            await asyncio.to_thread(telemetry.shutdown_tracing)
+
+
+async def look(handle: DeploymentHandle) -> PoolView:
+    """Ask every replica of a deployment for its address."""
+    answers = await handle.broadcast("address").results_async(
+        timeout_s=DISCOVERY_TIMEOUT_S, return_exceptions=True
+    )
+    return view_of(answers)

@@ -1,0 +1,53 @@
+"""The two endpoints, put together from their bodies, prompts, plans and formats."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from specserve.gateway.answering import Endpoint
+from specserve.gateway.chat_format import ChatFormat
+from specserve.gateway.completion_format import CompletionFormat
+from specserve.gateway.config import GatewayConfig
+from specserve.gateway.formats import Wanted
+from specserve.gateway.pair import ServedPair
+from specserve.gateway.plan import GenerationPlan, check_limits, check_model, make_plan
+from specserve.gateway.prompts import chat_prompt, completion_prompts
+from specserve.gateway.requests import ChatRequest, CompletionRequest
+from specserve.gateway.token_text import TokenTexts
+
+if TYPE_CHECKING:  # it brings the tokenizer library along, which a fake does not need
+    from specserve.model.tokenizer import Tokenizer
+
+
+def completion_endpoint(
+    tokenizer: Tokenizer, config: GatewayConfig, texts: TokenTexts
+) -> Endpoint[CompletionRequest]:
+    """Put `/v1/completions` together."""
+
+    async def plan(request_id: str, body: CompletionRequest, pair: ServedPair) -> GenerationPlan:
+        check_model(body, pair)
+        check_limits(body, len(body.prompt), config)
+        prompts = await completion_prompts(body, tokenizer, config.tokenize_in_thread_chars)
+        return make_plan(request_id, body, prompts, pair, config)
+
+    def answer(plan: GenerationPlan, body: CompletionRequest, created: int) -> CompletionFormat:
+        return CompletionFormat(plan, created, Wanted.of(body, body.logprobs is not None), texts)
+
+    return Endpoint("text_completion", "cmpl", CompletionRequest, plan, answer)
+
+
+def chat_endpoint(
+    tokenizer: Tokenizer, config: GatewayConfig, texts: TokenTexts
+) -> Endpoint[ChatRequest]:
+    """Put `/v1/chat/completions` together."""
+
+    async def plan(request_id: str, body: ChatRequest, pair: ServedPair) -> GenerationPlan:
+        check_model(body, pair)
+        check_limits(body, 1, config)
+        prompt = await chat_prompt(body, tokenizer, config.tokenize_in_thread_chars)
+        return make_plan(request_id, body, [prompt], pair, config)
+
+    def answer(plan: GenerationPlan, body: ChatRequest, created: int) -> ChatFormat:
+        return ChatFormat(plan, created, Wanted.of(body, body.logprobs), texts)
+
+    return Endpoint("chat", "chatcmpl", ChatRequest, plan, answer)

@@ -1,0 +1,141 @@
+"""The one place where errors become HTTP answers, in OpenAI's shape.
+
+Knows the error classes and their status; knows no route. Messages name fields and numbers, never
+prompt text.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from specserve import errors
+from specserve.rpc.status import RemoteError
+
+
+class BodyTooLarge(errors.InvalidRequest):
+    """The body is longer than this gateway reads."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        errors.SpecServeError.__init__(self, limit_bytes)
+        self.field = ""
+        self.message = f"the body is larger than {limit_bytes} bytes, the most this server reads"
+        self.limit_bytes = limit_bytes
+
+
+class UnknownModel(errors.InvalidRequest):
+    """Another model was asked for than the one served."""
+
+    def __init__(self, name: str, served: str) -> None:
+        errors.SpecServeError.__init__(self, name, served)
+        self.field = "model"
+        self.message = f"{name!r} is not served here; {served!r} is"
+
+
+class ClientDisconnected(Exception):
+    """The client went away before its answer was complete; nobody is there to read another."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpError:
+    """An error as a client sees it."""
+
+    status: int
+    """HTTP status code."""
+    type: str
+    """OpenAI's error type."""
+    message: str
+    """What was found and what was wanted, for people."""
+    param: str | None = None
+    """The request field at fault, if one is."""
+    code: str | None = None
+    """Stable code for programs, if there is one."""
+
+    def to_json(self) -> bytes:
+        """Write `{"error": …}`."""
+        body = {
+            "message": self.message,
+            "type": self.type,
+            "param": self.param,
+            "code": self.code,
+        }
+        return json.dumps({"error": body}, ensure_ascii=False, separators=(",", ":")).encode()
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers beside the body: overload and loss are worth another try."""
+        return {"retry-after": "1"} if self.status in (429, 503) else {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    status: int
+    type: str
+    code: str | None = None
+
+
+_BAD = "invalid_request_error"
+_INTERNAL = "internal_server_error"
+_OVERLOADED = "service_unavailable_error"
+
+_ROWS: dict[str, _Row] = {
+    "InvalidRequest": _Row(400, _BAD),
+    "ContextOverflow": _Row(400, _BAD, "context_length_exceeded"),
+    "BodyTooLarge": _Row(413, _BAD, "body_too_large"),
+    "UnknownModel": _Row(404, _BAD, "model_not_found"),
+    "InvalidProposal": _Row(500, _INTERNAL),
+    "SessionNotFound": _Row(500, _INTERNAL),
+    "CacheMismatch": _Row(500, _INTERNAL),
+    "StaleStep": _Row(500, _INTERNAL),
+    "CapacityExhausted": _Row(503, _OVERLOADED, "capacity_exhausted"),
+    "Preempted": _Row(503, _OVERLOADED, "preempted"),
+    "DeadlineExpired": _Row(504, "timeout_error", "deadline_expired"),
+    "Draining": _Row(503, _OVERLOADED, "draining"),
+    "NonFiniteLogits": _Row(500, _INTERNAL, "non_finite_logits"),
+    "PeerUnavailable": _Row(503, _OVERLOADED, "unavailable"),
+    "VocabularyMismatch": _Row(503, _OVERLOADED, "vocabulary_mismatch"),
+    "ProtocolMismatch": _Row(503, _OVERLOADED, "protocol_mismatch"),
+    "ModelUnavailable": _Row(503, _OVERLOADED, "model_unavailable"),
+    "ConfigurationError": _Row(500, _INTERNAL),
+}
+"""By class name, so that a peer's error whose fields did not travel is answered alike."""
+
+_ROWS_BY_GRPC_CODE: dict[int, _Row] = {
+    3: _Row(400, _BAD),
+    4: _Row(504, "timeout_error", "deadline_expired"),
+    8: _Row(503, _OVERLOADED, "capacity_exhausted"),
+    14: _Row(503, _OVERLOADED, "unavailable"),
+}
+"""For errors of a peer that named no class that is known here."""
+
+
+def is_mapped(error: type[errors.SpecServeError]) -> bool:
+    """Say whether the class has a row of its own."""
+    return error.__name__ in _ROWS
+
+
+def to_http(error: Exception) -> HttpError:
+    """Answer an error as HTTP; anything unforeseen is a 500 that says nothing of the inside."""
+    if not isinstance(error, errors.SpecServeError):
+        return HttpError(500, _INTERNAL, "internal error; the log has the request id")
+    message, param = str(error), None
+    if isinstance(error, errors.InvalidRequest):
+        param = error.field or None
+    if isinstance(error, RemoteError):
+        message = error.message or error.error
+        row = _ROWS.get(error.error) or _ROWS_BY_GRPC_CODE.get(error.code)
+    else:
+        row = next(
+            (_ROWS[cls.__name__] for cls in type(error).__mro__ if cls.__name__ in _ROWS), None
+        )
+    row = row or _Row(500, _INTERNAL)
+    return HttpError(row.status, row.type, message, param, row.code)
+
+
+def routing_error(status: int, path: str, method: str) -> HttpError:
+    """Answer a path or method that is not there."""
+    if status == 404:
+        return HttpError(404, _BAD, f"there is no {path} here", None, "not_found")
+    if status == 405:
+        return HttpError(405, _BAD, f"{path} does not take {method}", None, "method_not_allowed")
+    return HttpError(status, _BAD if status < 500 else _INTERNAL, f"refused with status {status}")

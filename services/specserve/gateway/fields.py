@@ -1,0 +1,98 @@
+"""The fields of a request that both endpoints share, with their ranges.
+
+Knows single fields; what only fits together is checked in `plan.py`, what depends on the served
+pair too. Ranges are those of OpenAI's API.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, FailFast, Field, field_validator
+
+MAX_INT = 2**31 - 1
+MIN_SEED = -(2**63)
+MAX_SEED = 2**64 - 1
+
+StopString = Annotated[str, Field(min_length=1)]
+
+
+class Body(BaseModel):
+    """Base of everything a client sends: no coercion, and an unknown field is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class StreamOptions(Body):
+    """What a stream carries besides text."""
+
+    include_usage: bool = False
+    """One more chunk, with `choices: []` and the usage, ends the stream."""
+    continuous_usage_stats: bool = False
+    """Every chunk carries the usage so far."""
+    include_obfuscation: Literal[False] = False
+    """Random padding against traffic analysis; only its absence is honoured."""
+
+
+class GenerationFields(Body):
+    """What a request of either endpoint may say."""
+
+    model: str | None = None
+    """Served model name; may be omitted."""
+    stream: bool = False
+    """Answer as server-sent events."""
+    stream_options: StreamOptions | None = None
+    """Only together with `stream`."""
+    n: int = Field(1, ge=1)
+    """Choices per prompt."""
+    max_tokens: int | None = Field(None, ge=1, le=MAX_INT)
+    """Most output tokens per choice."""
+    temperature: float = Field(1.0, ge=0, le=2, allow_inf_nan=False)
+    """Below 1e-5 decoding is greedy."""
+    top_p: float = Field(1.0, gt=0, le=1, allow_inf_nan=False)
+    """Keep the smallest set of most likely tokens with at least this probability."""
+    top_k: int = Field(0, ge=-1, le=MAX_INT)
+    """Keep the k most likely tokens; 0 and -1 keep all."""
+    min_p: float = Field(0.0, ge=0, le=1, allow_inf_nan=False)
+    """Keep tokens with at least this share of the most likely token's probability."""
+    seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED)
+    """Taken modulo 2^64, so that -1 is 2^64 - 1; None draws one from the operating system."""
+    stop: Annotated[list[StopString], FailFast()] = Field(default_factory=list)
+    """Strings that end the text before their first byte."""
+    stop_token_ids: Annotated[list[int], FailFast()] = Field(default_factory=list, max_length=128)
+    """Ids that end the text."""
+    ignore_eos: bool = False
+    """The model's own end does not end the text."""
+    skip_special_tokens: bool = True
+    """Leave the text of special tokens out."""
+    return_token_ids: bool = False
+    """Answer `choices[].token_ids`."""
+    num_speculative_tokens: int | None = Field(None, ge=0)
+    """Draft tokens per round, at most what is configured; 0 switches speculation off."""
+    rejection_sample_method: Literal["auto", "standard", "coupled"] | None = None
+    """Acceptance rule above temperature 0; None takes the configured one."""
+    speculation_metrics: Literal["none", "summary", "detailed"] = "none"
+    """Answer `metrics.speculative_decoding`; detailed adds steps and `choices[].token_origins`."""
+    user: object = None
+    """Accepted and inert."""
+    metadata: object = None
+    """Accepted and inert."""
+    store: object = None
+    """Accepted and inert."""
+    service_tier: object = None
+    """Accepted and inert."""
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_stop_is_a_list_of_one(cls, value: object) -> object:
+        return [value] if isinstance(value, str) else value
+
+    @field_validator("temperature", "top_p", "min_p", mode="before")
+    @classmethod
+    def _no_huge_integers(cls, value: object) -> object:
+        # An integer beyond the floats would overflow before the range check sees it.
+        if isinstance(value, int) and not isinstance(value, bool) and abs(value) > MAX_INT:
+            raise ValueError(
+                f"a number in range was wanted, this one has {value.bit_length()} bits"
+            )
+        return value

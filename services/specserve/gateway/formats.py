@@ -1,0 +1,148 @@
+"""Blocks as the answers of one body: what both endpoints share.
+
+Knows what was asked for and the shapes of answers; knows no HTTP.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from specserve.gateway.answers import Answer, Metrics, Usage
+from specserve.gateway.blocks import Block, FinishReason, TokenOrigin
+from specserve.gateway.fields import GenerationFields
+from specserve.gateway.plan import GenerationPlan
+from specserve.gateway.tally import Tally
+
+ChoiceT = TypeVar("ChoiceT", bound=Answer)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the client asked to see besides text."""
+
+    token_ids: bool
+    """`choices[].token_ids`."""
+    logprobs: bool
+    """`choices[].logprobs`."""
+    usage: bool
+    """A last chunk with the usage; the field is null on the others."""
+    usage_in_every_chunk: bool
+    """The usage so far on every chunk."""
+    special_tokens: bool
+    """Special tokens are part of the text."""
+    metrics: bool
+    """`metrics.speculative_decoding`."""
+    detailed_metrics: bool
+    """Its steps too, and `choices[].token_origins`."""
+
+    @classmethod
+    def of(cls, body: GenerationFields, logprobs: bool) -> Wanted:
+        """Read a body."""
+        options = body.stream_options
+        return cls(
+            token_ids=body.return_token_ids,
+            logprobs=logprobs,
+            usage=options is not None and options.include_usage,
+            usage_in_every_chunk=options is not None and options.continuous_usage_stats,
+            special_tokens=not body.skip_special_tokens,
+            metrics=body.speculation_metrics != "none",
+            detailed_metrics=body.speculation_metrics == "detailed",
+        )
+
+
+class AnswerFormat(ABC, Generic[ChoiceT]):
+    """Writes one body's answer, whole or as the chunks of a stream."""
+
+    def __init__(self, plan: GenerationPlan, created: int, wanted: Wanted) -> None:
+        self.plan = plan
+        self.created = created
+        self.wanted = wanted
+        self.tally = Tally(plan.prompt_lengths, plan.n)
+
+    @abstractmethod
+    def chunk_choices(self, block: Block) -> list[ChoiceT]:
+        """Return what one block adds to its choice, each for a chunk of its own."""
+
+    @abstractmethod
+    def chunk(self, choices: list[ChoiceT], usage: Usage | None, metrics: Metrics | None) -> Answer:
+        """Return one chunk."""
+
+    @abstractmethod
+    def whole(self, blocks: Sequence[Block], metrics: Metrics | None) -> Answer:
+        """Return the whole answer; one block per choice, in order of their numbers."""
+
+    def on_block(self, block: Block) -> list[bytes]:
+        """Write the chunks of one block; none while a block brings nothing that was asked for."""
+        self.tally.add(block)
+        if not (block.text or block.finish_reason or (block.token_ids and self._shows_tokens)):
+            return []
+        usage = self.tally.usage() if self.wanted.usage_in_every_chunk else None
+        return [
+            self._write(self.chunk([choice], usage, None)) for choice in self.chunk_choices(block)
+        ]
+
+    def at_end(self) -> list[bytes]:
+        """Write what follows the last block."""
+        if not (self.wanted.usage or self.wanted.metrics):
+            return []
+        usage = self.tally.usage() if self.wanted.usage else None
+        return [self._write(self.chunk([], usage, self._metrics()))]
+
+    def answer(self, blocks: Sequence[Block]) -> bytes:
+        """Write the whole answer from all blocks, in whichever order they came."""
+        for block in blocks:
+            self.tally.add(block)
+        merged = [
+            merge([block for block in blocks if block.index == index])
+            for index in range(len(self.plan.choices))
+        ]
+        return self.whole(merged, self._metrics()).model_dump_json().encode()
+
+    def token_ids(self, block: Block) -> list[int] | None:
+        """Return the block's token ids, if asked for."""
+        return list(block.token_ids) if self.wanted.token_ids else None
+
+    def token_origins(self, block: Block) -> list[TokenOrigin] | None:
+        """Return where the block's tokens came from, if asked for."""
+        return list(block.origins) if self.wanted.detailed_metrics else None
+
+    @property
+    def _shows_tokens(self) -> bool:
+        wanted = self.wanted
+        return (
+            wanted.token_ids
+            or wanted.logprobs
+            or wanted.detailed_metrics
+            or wanted.usage_in_every_chunk
+        )
+
+    def _metrics(self) -> Metrics | None:
+        return self.tally.metrics(self.wanted.detailed_metrics) if self.wanted.metrics else None
+
+    def _write(self, chunk: Answer) -> bytes:
+        shows_usage = self.wanted.usage or self.wanted.usage_in_every_chunk
+        return chunk.model_dump_json(exclude=None if shows_usage else {"usage"}).encode()
+
+
+def merge(blocks: Sequence[Block]) -> Block:
+    """Join the blocks of one choice; the last one has its end."""
+    last = blocks[-1]
+    return Block(
+        index=last.index,
+        text="".join(block.text for block in blocks),
+        token_ids=tuple(item for block in blocks for item in block.token_ids),
+        logprobs=tuple(item for block in blocks for item in block.logprobs),
+        origins=tuple(item for block in blocks for item in block.origins),
+        finish_reason=last.finish_reason,
+        record=last.record,
+    )
+
+
+def ended(block: Block) -> FinishReason:
+    """Return why a whole choice ended."""
+    if block.finish_reason is None:
+        raise ValueError(f"choice {block.index} has not ended")
+    return block.finish_reason

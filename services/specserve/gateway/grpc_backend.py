@@ -1,0 +1,156 @@
+"""The orchestrators over gRPC: a stream outlives the one it started on.
+
+When an orchestrator is lost in mid-stream the choice is sent to another one, or to the same one
+once it is back, together with the ids received so far; what follows goes on where the text stopped.
+Knows the contract; knows no HTTP and no text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Iterable
+from typing import Any
+
+import grpc
+
+from specserve.errors import Draining, PeerUnavailable, SpecServeError
+from specserve.gateway.orchestrators import Orchestrator, OrchestratorPool
+from specserve.rpc.status import ERROR_KEY, from_rpc_error
+from specserve.rpc.v1 import generation_pb2
+from specserve.rpc.v1.generation_pb2 import (
+    GenerateRequest,
+    GenerateResponse,
+    GetPairRequest,
+    GetPairResponse,
+    GetStatusRequest,
+    GetStatusResponse,
+)
+
+logger = logging.getLogger(__name__)
+
+ASK_TIMEOUT_S = 5.0
+"""Longest wait for an orchestrator's word on the pair or its state, in seconds."""
+
+DEADLINE_SLACK_S = 1.0
+"""How much longer than the orchestrator the gateway waits: the better message is the former's."""
+
+FIRST_PAUSE_S = 0.05
+LAST_PAUSE_S = 1.0
+"""Pauses between attempts double from the first to the last, in seconds."""
+
+
+class GrpcBackend:
+    """A `GenerationBackend` over one or more orchestrators."""
+
+    def __init__(self, addresses: Iterable[str], failover_timeout_s: float = 30.0) -> None:
+        self._pool = OrchestratorPool(addresses)
+        self._failover_timeout_s = failover_timeout_s
+
+    async def set_addresses(self, addresses: Iterable[str]) -> None:
+        """Learn which orchestrators there are now."""
+        await self._pool.set_addresses(addresses)
+
+    async def generate(
+        self, request: GenerateRequest, traceparent: str = ""
+    ) -> AsyncGenerator[GenerateResponse, None]:
+        """Decode one choice; see `GenerationBackend`."""
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + request.timeout_s if request.timeout_s else None
+        committed = bytearray(request.committed_token_ids)
+        pause_s = FIRST_PAUSE_S
+        give_up_at: float | None = None
+        while True:
+            member = self._pool.choose()
+            attempt = GenerateRequest()
+            attempt.CopyFrom(request)
+            attempt.committed_token_ids = bytes(committed)
+            if ends_at is not None:
+                attempt.timeout_s = max(ends_at - loop.time(), 0.001)
+            # A call is left only by an answer that ends it, an error, or the caller's going away.
+            call = self._call(member, attempt, traceparent)
+            with member.running():
+                try:
+                    async for response in call:
+                        committed += response.token_ids
+                        pause_s, give_up_at = FIRST_PAUSE_S, None
+                        yield response
+                        if response.finish_reason != generation_pb2.FINISH_REASON_UNSPECIFIED:
+                            return
+                    lost: SpecServeError = PeerUnavailable(
+                        "orchestrator", f"{member.address} ended a stream without finishing it"
+                    )
+                except grpc.aio.AioRpcError as error:
+                    lost = from_rpc_error(error, "orchestrator")
+                    if not _is_worth_another_try(error):
+                        raise lost from error
+                finally:
+                    # However it is left: an abandoned call would hold both KV caches.
+                    call.cancel()
+            now = loop.time()
+            give_up_at = now + self._failover_timeout_s if give_up_at is None else give_up_at
+            if now + pause_s > min(give_up_at, ends_at or give_up_at):
+                raise lost
+            self._pool.avoid(member)
+            logger.log(
+                logging.WARNING if pause_s == FIRST_PAUSE_S else logging.DEBUG,
+                "%s: lost orchestrator %s after %d tokens; asking again",
+                request.request_id,
+                member.address,
+                len(committed) // 4,
+            )
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LAST_PAUSE_S)
+
+    async def get_pair(self) -> GetPairResponse:
+        """Ask the orchestrators one after the other, until one of them knows a ready pair."""
+        answer: GetPairResponse | None = None
+        lost: SpecServeError = PeerUnavailable("orchestrator", "none is known")
+        for member in sorted(self._pool.members(), key=lambda m: m.avoid_until):
+            try:
+                answer = await member.stub.GetPair(GetPairRequest(), timeout=ASK_TIMEOUT_S)
+            except grpc.aio.AioRpcError as error:
+                lost = from_rpc_error(error, "orchestrator")
+                self._pool.avoid(member)
+                continue
+            if answer.ready:
+                return answer
+        if answer is None:
+            raise lost
+        return answer
+
+    async def get_status(self) -> list[GetStatusResponse]:
+        """Ask all orchestrators at once; those that do not answer are left out."""
+        answers = await asyncio.gather(*(self._status(member) for member in self._pool.members()))
+        return [answer for answer in answers if answer is not None]
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._pool.close()
+
+    @staticmethod
+    def _call(member: Orchestrator, request: GenerateRequest, traceparent: str) -> Any:
+        metadata = (("traceparent", traceparent),) if traceparent else ()
+        timeout_s = request.timeout_s + DEADLINE_SLACK_S if request.timeout_s else None
+        return member.stub.Generate(request, metadata=metadata, timeout=timeout_s)
+
+    @staticmethod
+    async def _status(member: Orchestrator) -> GetStatusResponse | None:
+        try:
+            answer: GetStatusResponse = await member.stub.GetStatus(
+                GetStatusRequest(), timeout=ASK_TIMEOUT_S
+            )
+        except grpc.aio.AioRpcError:
+            return None
+        return answer
+
+
+def _is_worth_another_try(error: grpc.aio.AioRpcError) -> bool:
+    """Say whether the orchestrator was lost, rather than having answered with a failure.
+
+    An orchestrator that found no target has looked for one as long as it may.
+    """
+    names = [str(value) for key, value in error.trailing_metadata() or () if key == ERROR_KEY]
+    if names:
+        return names[0] == Draining.__name__
+    return error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)

@@ -1,0 +1,185 @@
+"""The HTTP application: OpenAI's endpoints, probes and metrics.
+
+Knows routes and how errors are answered; knows neither Ray nor how a request reaches a model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI, Request
+from opentelemetry import trace
+from opentelemetry.trace import Tracer
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from specserve.errors import SpecServeError
+from specserve.gateway.answering import GenerationAnswer, Services
+from specserve.gateway.answers import ChatCompletion, Completion
+from specserve.gateway.backend import GenerationBackend
+from specserve.gateway.config import GatewayConfig
+from specserve.gateway.endpoints import chat_endpoint, completion_endpoint
+from specserve.gateway.errors import BodyTooLarge, HttpError, UnknownModel, routing_error, to_http
+from specserve.gateway.metrics import CONTENT_TYPE, GatewayMetrics
+from specserve.gateway.openapi import describe_bodies, request_body
+from specserve.gateway.pair import PairWatch
+from specserve.gateway.receiving import Refusal
+from specserve.gateway.requests import ChatRequest, CompletionRequest
+from specserve.gateway.token_text import TokenTexts
+
+if TYPE_CHECKING:  # it brings the tokenizer library along, which a fake does not need
+    from specserve.model.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+STATUS_TIMEOUT_S = 1.0
+"""Longest that /metrics waits for the orchestrators; without them their gauges are missing."""
+
+
+def create_http_app(
+    backend: GenerationBackend,
+    tokenizer: Tokenizer,
+    config: GatewayConfig,
+    metrics: GatewayMetrics | None = None,
+    tracer: Tracer | None = None,
+) -> FastAPI:
+    """Build the application.
+
+    Args:
+        backend: decodes; the caller closes it.
+        tokenizer: the target's.
+        config: limits and names; host and port are the server's affair.
+        metrics: where to count; None makes a registry of its own.
+        tracer: where spans go; None takes the process's own provider.
+    """
+    metrics = metrics or GatewayMetrics()
+    pair = PairWatch(backend, config.served_model_name, config.pair_refresh_s)
+    tracer = tracer or trace.get_tracer("specserve.gateway")
+    services = Services(backend, pair, config, metrics, tracer)
+    texts = TokenTexts(tokenizer.token_table())
+    completion = completion_endpoint(tokenizer, config, texts)
+    chat = chat_endpoint(tokenizer, config, texts)
+    started_at = int(time.time())
+    # Another spelling of a path is not that path: redirects would go round path-based guards.
+    app = FastAPI(title="specserve", redirect_slashes=False, docs_url=None, redoc_url=None)
+    _answer_errors(app)
+
+    @app.post(
+        "/v1/completions",
+        responses={200: {"model": Completion}},
+        openapi_extra=request_body(CompletionRequest),
+    )
+    async def completions() -> Response:
+        """Continue a text."""
+        return GenerationAnswer(completion, services)
+
+    @app.post(
+        "/v1/chat/completions",
+        responses={200: {"model": ChatCompletion}},
+        openapi_extra=request_body(ChatRequest),
+    )
+    async def chat_completions() -> Response:
+        """Say what the assistant says next."""
+        return GenerationAnswer(chat, services)
+
+    @app.get("/v1/models")
+    async def models() -> JSONResponse:
+        """List the served model."""
+        served = await pair.ready()
+        return JSONResponse(
+            {
+                "object": "list",
+                "data": [_model_card(served.model, served.max_model_len, started_at)],
+            }
+        )
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> JSONResponse:
+        """Describe one model."""
+        served = await pair.ready()
+        if name != served.model:
+            raise UnknownModel(name, served.model)
+        return JSONResponse(_model_card(served.model, served.max_model_len, started_at))
+
+    @app.get("/health")
+    async def health() -> JSONResponse:
+        """Say that the process is alive; asks nobody."""
+        return JSONResponse({"status": "alive"})
+
+    @app.get("/ready")
+    async def ready() -> JSONResponse:
+        """Say whether a compatible pair is loaded."""
+        try:
+            answer = await pair.refresh()
+        except SpecServeError as error:
+            return JSONResponse({"ready": False, "reason": str(error)}, 503)
+        reason = answer.reason or ("" if answer.ready else "the model pair is still being loaded")
+        body = {
+            "ready": answer.ready,
+            "reason": reason,
+            "target": answer.target.model_id or None,
+            "draft": answer.draft.model_id or None,
+            "speculation_enabled": answer.speculation_enabled,
+            "num_speculative_tokens": answer.num_speculative_tokens,
+        }
+        return JSONResponse(body, 200 if answer.ready else 503)
+
+    @app.get("/metrics")
+    async def prometheus() -> Response:
+        """Return all metrics in Prometheus' text format."""
+        try:
+            async with asyncio.timeout(STATUS_TIMEOUT_S):
+                statuses = await backend.get_status()
+        except (SpecServeError, TimeoutError):
+            statuses = []
+        metrics.set_replicas(statuses)
+        return Response(metrics.render(), media_type=CONTENT_TYPE)
+
+    describe_bodies(app, (CompletionRequest, ChatRequest))
+    return app
+
+
+def _model_card(name: str, max_model_len: int, created: int) -> dict[str, str | int]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "specserve",
+        "max_model_len": max_model_len,
+    }
+
+
+def _answer_errors(app: FastAPI) -> None:
+    """Answer every error in OpenAI's shape."""
+
+    async def refused(request: Request, error: Exception) -> Any:
+        answer = to_http(error)
+        if answer.status >= 500:
+            logger.warning("%s failed: %s", _request_id(request), type(error).__name__)
+        return Refusal(answer) if isinstance(error, BodyTooLarge) else _response(request, answer)
+
+    async def misrouted(request: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        return _response(request, routing_error(status, request.url.path, request.method))
+
+    async def unforeseen(request: Request, error: Exception) -> Response:
+        logger.error("%s failed: %s", _request_id(request), type(error).__name__)
+        return _response(request, to_http(error))
+
+    app.add_exception_handler(SpecServeError, refused)
+    app.add_exception_handler(HTTPException, misrouted)
+    app.add_exception_handler(Exception, unforeseen)
+
+
+def _request_id(request: Request) -> str:
+    return str(getattr(request.state, "request_id", ""))
+
+
+def _response(request: Request, error: HttpError) -> Response:
+    headers = error.headers
+    if request_id := _request_id(request):
+        headers["x-request-id"] = request_id
+    return Response(error.to_json(), error.status, headers, "application/json")

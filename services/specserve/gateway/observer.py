@@ -1,0 +1,127 @@
+"""One request's clock, counters and span.
+
+Knows what was sent and what came back, as numbers; knows no text. Never makes its span current: the
+request's generator may be closed from another task, where a context token could not be undone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+
+from opentelemetry import trace
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from specserve.gateway.blocks import Block
+from specserve.gateway.errors import ClientDisconnected
+from specserve.gateway.fields import GenerationFields
+from specserve.gateway.metrics import GatewayMetrics
+from specserve.gateway.plan import GenerationPlan
+from specserve.gateway.tally import Tally
+
+_PROPAGATOR = TraceContextTextMapPropagator()
+
+
+class RequestObserver:
+    """Watches one request from its arrival to its end, however it ends."""
+
+    def __init__(
+        self,
+        operation: str,
+        headers: Mapping[str, str],
+        metrics: GatewayMetrics,
+        tracer: Tracer,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._metrics = metrics
+        self._clock = clock
+        self._arrived_at = clock()
+        self._last_block_at: dict[int, float] = {}  # {choice: seconds}
+        self._first_block_at: dict[int, tuple[float, int]] = {}  # {choice: (seconds, tokens)}
+        self._num_tokens: dict[int, int] = {}  # {choice: tokens received}
+        self._finish_reasons: dict[int, str] = {}
+        self._num_choices = 0
+        self._tally: Tally | None = None
+        self._operation = operation
+        parent = _PROPAGATOR.extract(dict(headers))
+        self._span: Span = tracer.start_span(operation, context=parent, kind=SpanKind.SERVER)
+        self._span.set_attribute("gen_ai.operation.name", operation)
+        carrier: dict[str, str] = {}
+        _PROPAGATOR.inject(carrier, context=trace.set_span_in_context(self._span))
+        self.traceparent = carrier.get("traceparent", "")
+        """Context for the calls below; empty when the request is not traced."""
+
+    def on_plan(self, plan: GenerationPlan, body: GenerationFields) -> None:
+        """Note what will be decoded."""
+        self._tally = Tally(plan.prompt_lengths, plan.n)
+        self._num_choices = len(plan.choices)
+        self._metrics.running.inc(self._num_choices)
+        self._metrics.prompt_tokens.inc(sum(plan.prompt_lengths))
+        span = self._span
+        if not span.is_recording():
+            return
+        span.update_name(f"{self._operation} {plan.model}")
+        span.set_attribute("gen_ai.request.model", plan.model)
+        span.set_attribute("gen_ai.response.id", plan.request_id)
+        span.set_attribute("gen_ai.request.temperature", body.temperature)
+        span.set_attribute("gen_ai.request.top_p", body.top_p)
+        span.set_attribute("gen_ai.request.max_tokens", plan.max_tokens)
+        span.set_attribute("gen_ai.request.choice.count", plan.n)
+
+    def on_block(self, block: Block) -> None:
+        """Note one block's arrival from the backend, whether or not the client reads it."""
+        now = self._clock()
+        count = len(block.token_ids)
+        self._num_tokens[block.index] = self._num_tokens.get(block.index, 0) + count
+        self._metrics.generation_tokens.inc(count)
+        if count and block.index not in self._first_block_at:
+            self._first_block_at[block.index] = (now, count)
+            self._metrics.time_to_first_token.observe(now - self._arrived_at)
+            if len(self._first_block_at) == 1:
+                self._span.add_event("first_token")
+        elif count:
+            share = (now - self._last_block_at[block.index]) / count
+            for _ in range(count):
+                self._metrics.inter_token_latency.observe(share)
+        if count:
+            self._last_block_at[block.index] = now
+        if self._tally is not None:
+            self._tally.add(block)
+        if block.finish_reason is not None:
+            self._on_finish(block, now)
+
+    def _on_finish(self, block: Block, now: float) -> None:
+        reason = block.finish_reason or ""
+        self._finish_reasons[block.index] = reason
+        self._metrics.success.labels(reason).inc()
+        self._metrics.running.dec()
+        self._metrics.e2e_latency.observe(now - self._arrived_at)
+        if block.record is not None:
+            self._metrics.count_record(block.record)
+        first_at, first_count = self._first_block_at.get(block.index, (now, 0))
+        later = self._num_tokens[block.index] - first_count
+        if later:
+            self._metrics.time_per_output_token.observe((now - first_at) / later)
+
+    def end(self, error: BaseException | None) -> None:
+        """Close the books; called once, on every way out."""
+        self._metrics.running.dec(self._num_choices - len(self._finish_reasons))
+        if error is not None:
+            given_up = isinstance(error, asyncio.CancelledError | ClientDisconnected)
+            name = "cancelled" if given_up else type(error).__name__
+            self._metrics.failure.labels(name).inc()
+            self._span.set_attribute("error.type", name)
+            # The class only: a message may quote what the client sent.
+            self._span.set_status(Status(StatusCode.ERROR, name))
+        if self._tally is not None:
+            usage = self._tally.usage()
+            self._metrics.cached_prompt_tokens.inc(usage.prompt_tokens_details.cached_tokens)
+            self._span.set_attribute("gen_ai.usage.input_tokens", usage.prompt_tokens)
+            self._span.set_attribute("gen_ai.usage.output_tokens", usage.completion_tokens)
+            self._span.set_attribute(
+                "gen_ai.response.finish_reasons",
+                [self._finish_reasons[index] for index in sorted(self._finish_reasons)],
+            )
+        self._span.end()

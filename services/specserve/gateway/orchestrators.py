@@ -1,0 +1,104 @@
+"""The orchestrators that a gateway knows, and which of them to ask.
+
+Knows addresses, channels and how many calls run on each; knows nothing of what is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import grpc
+
+from specserve.errors import PeerUnavailable
+from specserve.rpc.channel import open_channel
+from specserve.rpc.v1.generation_pb2_grpc import GenerationServiceStub
+
+AVOID_S = 1.0
+"""How long an orchestrator that failed is asked last, in seconds."""
+
+
+class Orchestrator:
+    """One orchestrator."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.num_running = 0
+        """Calls of this gateway in flight."""
+        self.avoid_until = 0.0
+        """Event-loop time before which others are preferred."""
+        self.channel: grpc.aio.Channel = open_channel(address)
+        self.stub = GenerationServiceStub(self.channel)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Count a call while it runs."""
+        self.num_running += 1
+        try:
+            yield
+        finally:
+            self.num_running -= 1
+
+
+class OrchestratorPool:
+    """All orchestrators known; their channels belong to the event loop that first used them."""
+
+    def __init__(self, addresses: Iterable[str]) -> None:
+        self._addresses = tuple(addresses)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._members: dict[str, Orchestrator] = {}  # {address: orchestrator}
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """host:port of each, as last told."""
+        return self._addresses
+
+    async def set_addresses(self, addresses: Iterable[str]) -> None:
+        """Learn who is there now; calls that run on one that is gone go on while it answers."""
+        self._addresses = tuple(addresses)
+        idle = [
+            address
+            for address, member in self._members.items()
+            if address not in self._addresses and member.num_running == 0
+        ]
+        for address in idle:
+            await self._members.pop(address).channel.close()
+
+    def members(self) -> Sequence[Orchestrator]:
+        """Return all of them, connected on demand."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            # Another loop's channels cannot be used, nor closed, from this one.
+            self._loop, self._members = loop, {}
+        for address in self._addresses:
+            if address not in self._members:
+                self._members[address] = Orchestrator(address)
+        return [self._members[address] for address in self._addresses]
+
+    def choose(self) -> Orchestrator:
+        """Return the one with the fewest calls among those that did not just fail.
+
+        Raises:
+            PeerUnavailable: none is known.
+        """
+        members = self.members()
+        if not members:
+            raise PeerUnavailable("orchestrator", "none is known")
+        now = asyncio.get_running_loop().time()
+        return min(
+            members,
+            # Ties by chance, or every gateway would start with the same one.
+            key=lambda m: (now < m.avoid_until, m.num_running, random.random()),
+        )
+
+    def avoid(self, member: Orchestrator) -> None:
+        """Ask this one last for a while."""
+        member.avoid_until = asyncio.get_running_loop().time() + AVOID_S
+
+    async def close(self) -> None:
+        """Close all channels."""
+        members, self._members = self._members, {}
+        for member in members.values():
+            await member.channel.close()

@@ -1,0 +1,92 @@
+"""What the gateway knows of the served pair, no older than a couple of seconds.
+
+Knows the backend's `get_pair`; knows no request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from specserve.errors import ModelUnavailable, PeerUnavailable
+from specserve.gateway.backend import GenerationBackend
+from specserve.rpc.codec import unpack_ids
+from specserve.rpc.v1.generation_pb2 import GetPairResponse
+
+
+@dataclass(frozen=True, slots=True)
+class ServedPair:
+    """The served pair, as far as requests are checked against it."""
+
+    model: str
+    """Name that clients ask for."""
+    vocab_size: int
+    """Token ids are in [0, vocab_size)."""
+    max_model_len: int
+    """Longest sequence in tokens; 0 means no limit."""
+    eos_token_ids: tuple[int, ...]
+    """Ids that end a text."""
+    num_speculative_tokens: int
+    """Configured K; requests may ask for less."""
+    rejection_sample_method: str
+    """auto, standard or coupled."""
+
+
+class PairWatch:
+    """Answers from memory while the answer is fresh; one question at a time goes out."""
+
+    def __init__(
+        self, backend: GenerationBackend, served_model_name: str | None, refresh_s: float
+    ) -> None:
+        self._backend = backend
+        self._served_model_name = served_model_name
+        self._refresh_s = refresh_s
+        self._asking = asyncio.Lock()
+        self._pair: ServedPair | None = None
+        self._asked_at = 0.0
+
+    async def ready(self) -> ServedPair:
+        """Return the pair.
+
+        Raises:
+            ModelUnavailable: it is not loaded or not compatible; the reason is in the message.
+            PeerUnavailable: no orchestrator could be asked, and none ever answered.
+        """
+        async with self._asking:
+            loop = asyncio.get_running_loop()
+            if self._pair is None or loop.time() - self._asked_at >= self._refresh_s:
+                self._pair = await self._ask(self._pair)
+                self._asked_at = loop.time()
+            return self._pair
+
+    async def refresh(self) -> GetPairResponse:
+        """Ask now, for those who want the whole answer."""
+        return await self._backend.get_pair()
+
+    async def _ask(self, known: ServedPair | None) -> ServedPair:
+        try:
+            answer = await self._backend.get_pair()
+        except PeerUnavailable:
+            # Orchestrators that restart lose no request: the backend waits for one to come back.
+            if known is None:
+                raise
+            return known
+        return self.of(answer)
+
+    def of(self, answer: GetPairResponse) -> ServedPair:
+        """Read an answer.
+
+        Raises:
+            ModelUnavailable: the pair is not ready.
+        """
+        if not answer.ready:
+            raise ModelUnavailable(answer.reason or "the model pair is still being loaded")
+        target = answer.target
+        return ServedPair(
+            model=self._served_model_name or target.model_id,
+            vocab_size=target.vocab_size,
+            max_model_len=target.max_model_len,
+            eos_token_ids=unpack_ids(target.eos_token_ids, "eos_token_ids"),
+            num_speculative_tokens=answer.num_speculative_tokens,
+            rejection_sample_method=answer.rejection_sample_method or "auto",
+        )

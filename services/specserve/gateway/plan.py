@@ -1,0 +1,200 @@
+"""A checked body becomes one decode request per choice.
+
+Knows the served pair's limits, the acceptance rules and the contract; knows no HTTP and no text.
+Everything a client can get wrong about numbers is refused here, before another process sees it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specserve.errors import ContextOverflow, InvalidRequest
+from specserve.gateway.config import GatewayConfig
+from specserve.gateway.errors import UnknownModel
+from specserve.gateway.fields import GenerationFields
+from specserve.gateway.pair import ServedPair
+from specserve.gateway.requests import ChatRequest, CompletionRequest
+from specserve.rpc.codec import pack_ids, pack_sampling
+from specserve.rpc.v1.generation_pb2 import GenerateRequest
+from specserve.speculation.types import GREEDY_TEMPERATURE, AcceptanceRule, SamplingParams
+
+ENDLESS_CHAT_TOKENS = 4096
+"""max_tokens of a chat that names none, where the context has no end."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationPlan:
+    """All of one body's choices, ready to be sent."""
+
+    request_id: str
+    """Id in the answer, in traces and logs."""
+    model: str
+    """Served model name."""
+    prompt_lengths: tuple[int, ...]
+    """Tokens of each prompt."""
+    n: int
+    """Choices per prompt."""
+    max_tokens: int
+    """Most output tokens of the choice that may have the most."""
+    choices: tuple[GenerateRequest, ...]
+    """Choice i belongs to prompt i // n."""
+
+
+def acceptance_rule(body: GenerationFields, configured: str) -> AcceptanceRule:
+    """Resolve `auto`: a request that names a seed wants the same tokens again."""
+    if body.temperature < GREEDY_TEMPERATURE:
+        return AcceptanceRule.GREEDY
+    method = body.rejection_sample_method or configured
+    if method == "auto":
+        method = "standard" if body.seed is None else "coupled"
+    return AcceptanceRule(method)
+
+
+def check_model(body: GenerationFields, pair: ServedPair) -> None:
+    """Refuse a request for another model.
+
+    Raises:
+        UnknownModel: the name is not the served one.
+    """
+    if body.model is not None and body.model != pair.model:
+        raise UnknownModel(body.model, pair.model)
+
+
+def check_limits(body: GenerationFields, num_prompts: int, config: GatewayConfig) -> None:
+    """Check what needs neither tokens nor pair, so that a wrong body costs no tokenisation.
+
+    Raises:
+        InvalidRequest: the field at fault is named.
+    """
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequest("stream_options", "only together with stream: true")
+    if len(body.stop) > config.max_stops:
+        raise InvalidRequest("stop", f"{len(body.stop)} strings, at most {config.max_stops}")
+    if body.n > config.max_n:
+        raise InvalidRequest("n", f"{body.n}, at most {config.max_n}")
+    if num_prompts > config.max_prompts:
+        raise InvalidRequest("prompt", f"{num_prompts} prompts, at most {config.max_prompts}")
+    if num_prompts * body.n > config.max_choices:
+        raise InvalidRequest(
+            "n",
+            f"{num_prompts} prompts times {body.n} choices, at most {config.max_choices} in all",
+        )
+    if isinstance(body, ChatRequest):
+        if body.top_logprobs > config.max_logprobs:
+            raise InvalidRequest(
+                "top_logprobs", f"{body.top_logprobs}, at most {config.max_logprobs}"
+            )
+        if body.top_logprobs and not body.logprobs:
+            raise InvalidRequest("top_logprobs", "only together with logprobs: true")
+    if isinstance(body, CompletionRequest) and (body.logprobs or 0) > config.max_logprobs:
+        raise InvalidRequest("logprobs", f"{body.logprobs}, at most {config.max_logprobs}")
+
+
+def make_plan(
+    request_id: str,
+    body: CompletionRequest | ChatRequest,
+    prompts: Sequence[Sequence[int]],
+    pair: ServedPair,
+    config: GatewayConfig,
+) -> GenerationPlan:
+    """Check the body against the pair and number its choices.
+
+    Raises:
+        ContextOverflow: a prompt leaves no room for one token.
+        InvalidRequest: the field at fault is named.
+    """
+    where = "messages" if isinstance(body, ChatRequest) else "prompt"
+    for number, prompt in enumerate(prompts):
+        _check_prompt(where, number, prompt, pair)
+    _check_ids("stop_token_ids", body.stop_token_ids, pair.vocab_size)
+    if (body.num_speculative_tokens or 0) > pair.num_speculative_tokens:
+        raise InvalidRequest(
+            "num_speculative_tokens",
+            f"{body.num_speculative_tokens}, at most {pair.num_speculative_tokens} is configured",
+        )
+    rule = acceptance_rule(body, pair.rejection_sample_method)
+    # Drawn once: a request that is carried over to another orchestrator keeps its randomness.
+    seed = secrets.randbits(64) if body.seed is None else body.seed % 2**64
+    choices = tuple(
+        GenerateRequest(
+            request_id=f"{request_id}-{index}",
+            prompt_token_ids=pack_ids(prompt),
+            sampling=pack_sampling(
+                SamplingParams(
+                    rule=rule,
+                    seed=seed,
+                    choice=index,
+                    temperature=0.0 if rule is AcceptanceRule.GREEDY else body.temperature,
+                    top_k=max(body.top_k, 0),
+                    top_p=body.top_p,
+                    min_p=body.min_p,
+                    num_logprobs=_num_logprobs(body),
+                )
+            ),
+            max_tokens=_max_tokens(body, len(prompt), pair, config),
+            num_speculative_tokens_plus_one=(
+                0 if body.num_speculative_tokens is None else body.num_speculative_tokens + 1
+            ),
+            stop=[text.encode() for text in body.stop],
+            stop_token_ids=pack_ids(body.stop_token_ids),
+            ignore_eos=body.ignore_eos,
+            timeout_s=config.request_timeout_s,
+            include_origins=body.speculation_metrics == "detailed",
+            include_special_tokens=not body.skip_special_tokens,
+        )
+        for index, prompt in enumerate(prompt for prompt in prompts for _ in range(body.n))
+    )
+    return GenerationPlan(
+        request_id=request_id,
+        model=pair.model,
+        prompt_lengths=tuple(map(len, prompts)),
+        n=body.n,
+        max_tokens=max(choice.max_tokens for choice in choices),
+        choices=choices,
+    )
+
+
+def _check_prompt(where: str, number: int, prompt: Sequence[int], pair: ServedPair) -> None:
+    if not prompt:
+        raise InvalidRequest(where, f"prompt {number} has no tokens; at least one was wanted")
+    # One place must be left: a text of the whole context's length could say nothing.
+    if pair.max_model_len and len(prompt) >= pair.max_model_len:
+        raise ContextOverflow(
+            where,
+            f"prompt {number} has {len(prompt)} tokens and the context holds "
+            f"{pair.max_model_len}, so no token could follow",
+        )
+    _check_ids(where, prompt, pair.vocab_size)
+
+
+def _check_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
+    # Both bounds: a negative id would index from the end.
+    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        wrong = next(item for item in token_ids if not 0 <= item < vocab_size)
+        shown = wrong if wrong.bit_length() <= 64 else f"a number of {wrong.bit_length()} bits"
+        raise InvalidRequest(
+            field, f"token id {shown} is out of vocabulary; ids are 0 to {vocab_size - 1}"
+        )
+
+
+def _num_logprobs(body: CompletionRequest | ChatRequest) -> int:
+    if isinstance(body, ChatRequest):
+        return body.top_logprobs if body.logprobs else -1
+    return -1 if body.logprobs is None else body.logprobs
+
+
+def _max_tokens(
+    body: CompletionRequest | ChatRequest,
+    prompt_length: int,
+    pair: ServedPair,
+    config: GatewayConfig,
+) -> int:
+    asked: int | None = body.max_tokens
+    room = pair.max_model_len - prompt_length if pair.max_model_len else None
+    if isinstance(body, ChatRequest):
+        asked = body.max_completion_tokens or asked or config.default_chat_tokens or room
+        asked = asked or ENDLESS_CHAT_TOKENS
+    asked = asked or config.default_completion_tokens
+    return asked if room is None else min(asked, room)

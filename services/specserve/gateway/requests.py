@@ -1,0 +1,198 @@
+"""The bodies of both endpoints, and reading them.
+
+Knows JSON and field names; knows no tokens and no pair. A null is an absent field. Every field
+that is not honoured is refused by name, unless it says what would happen anyway.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import BaseModel, FailFast, Field, PlainValidator, ValidationError
+from pydantic_core import from_json
+
+from specserve.errors import InvalidRequest
+from specserve.gateway.fields import MAX_INT, Body, GenerationFields
+
+Prompt = str | list[int]
+"""Text, or token ids that are not yet checked against the vocabulary."""
+
+
+def _is_id_list(value: object) -> bool:
+    return isinstance(value, list) and all(type(item) is int for item in value)
+
+
+def _read_prompts(value: object) -> list[Prompt]:
+    """Tell the four forms of a prompt apart; [0] is one prompt of one token, not an empty one."""
+    if isinstance(value, str) or (value and _is_id_list(value)):
+        value = [value]
+    if not isinstance(value, list):
+        raise ValueError("a string, strings, token ids or lists of token ids were wanted")
+    if not value:
+        raise ValueError("empty; at least one token was wanted")
+    if not (all(isinstance(item, str) for item in value) or all(map(_is_id_list, value))):
+        raise ValueError("strings or lists of token ids were wanted, all of one kind")
+    for number, item in enumerate(value):
+        if not item:
+            raise ValueError(f"prompt {number} is empty; at least one token was wanted")
+    return value
+
+
+class CompletionRequest(GenerationFields):
+    """The body of `/v1/completions`."""
+
+    prompt: Annotated[
+        list[Prompt],
+        PlainValidator(
+            _read_prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]]
+        ),
+    ]
+    """Text, texts, token ids, or lists of token ids."""
+    logprobs: int | None = Field(None, ge=0)
+    """Top log-probabilities per token; 0 asks for the emitted token's only."""
+
+
+class TextPart(Body):
+    """A part of a message; only text is taken."""
+
+    type: Literal["text"]
+    text: str
+
+
+def _read_content(value: object) -> str:
+    """Join the parts of a message; the first wrong one is told, not all of a million."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise ValueError("a string or a list of text parts was wanted")
+    for number, part in enumerate(value):
+        if not isinstance(part, dict) or part.get("type") != "text":
+            raise ValueError(f"part {number} is no text part; only text is supported")
+        if not isinstance(part.get("text"), str) or len(part) > len(TextPart.model_fields):
+            raise ValueError(f"part {number} wants a type and a text, and nothing else")
+    return "".join(part["text"] for part in value)
+
+
+class ChatMessage(Body):
+    """One message of a chat."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[
+        str, PlainValidator(_read_content, json_schema_input_type=str | list[TextPart])
+    ]
+    """Text, or text parts; their texts joined."""
+    name: str | None = None
+    """Handed to the model's template, which may use it."""
+
+
+class ChatRequest(GenerationFields):
+    """The body of `/v1/chat/completions`."""
+
+    messages: Annotated[list[ChatMessage], FailFast()] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_INT)
+    """Newer name of `max_tokens`."""
+    logprobs: bool = False
+    """Answer the log-probability of every emitted token."""
+    top_logprobs: int = Field(0, ge=0)
+    """Top log-probabilities per token; needs `logprobs`."""
+
+
+_NEUTRAL: dict[str, tuple[object, ...]] = {
+    "allowed_token_ids": ([],),
+    "audio": (),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "add_generation_prompt": (True,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
+    "logit_bias": ({},),
+    "min_tokens": (0,),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True, False),
+    "prediction": (),
+    "presence_penalty": (0,),
+    "priority": (0,),
+    "prompt_cache_key": (),
+    "prompt_logprobs": (),
+    "reasoning_effort": (),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "safety_identifier": (),
+    "spaces_between_special_tokens": (True,),
+    "structured_outputs": (),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "verbosity": (),
+    "web_search_options": (),
+}
+"""Known fields that are not honoured yet, with the values that change nothing: clients send those
+as a matter of course. Anything else gets a 400."""
+
+R = TypeVar("R", bound=BaseModel)
+
+
+def parse_body(raw: bytes, kind: type[R]) -> R:
+    """Read a body.
+
+    Raises:
+        InvalidRequest: it is no JSON object, or a field is wrong; the first such is named.
+    """
+    try:
+        fields = from_json(raw, allow_inf_nan=True)
+    except ValueError as error:
+        # The parser's own text gives line and column, and quotes nothing.
+        raise InvalidRequest("", f"the body is not valid JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise InvalidRequest("", "the body is not a JSON object")
+    fields = {name: _without_nulls(value) for name, value in fields.items() if value is not None}
+    for name in [name for name in fields if name not in kind.model_fields]:
+        _check_unhonoured(name, fields.pop(name), kind)
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        raise _first_fault(error) from None
+
+
+def _without_nulls(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return [_without_nulls(item) for item in value]
+    return value
+
+
+def _check_unhonoured(name: str, value: object, kind: type[BaseModel]) -> None:
+    shown = name[:64]
+    if name in _NEUTRAL:
+        # True == 1, but a flag is no number here.
+        neutral = [
+            item for item in _NEUTRAL[name] if isinstance(item, bool) == isinstance(value, bool)
+        ]
+        if value in neutral:
+            return
+        raise InvalidRequest(shown, "this field is not supported yet")
+    near = difflib.get_close_matches(shown, kind.model_fields, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise InvalidRequest(shown, f"unknown field{hint}")
+
+
+def _first_fault(error: ValidationError) -> InvalidRequest:
+    fault = error.errors(include_url=False, include_context=False)[0]
+    path = ""
+    for step in fault["loc"]:
+        if isinstance(step, int):
+            path += f"[{step}]"
+        else:
+            path += f".{step}" if path else step
+    return InvalidRequest(path, fault["msg"].removeprefix("Value error, "))

@@ -1,0 +1,504 @@
+"""Every field is right, or gets a 400 that names it, before a backend hears of the request."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from specserve.rpc.codec import unpack_ids
+from unit.gateway.fakes import MAX_MODEL_LEN, MODEL, VOCAB_SIZE, FakeBackend, make_client, pair
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def body_for(path: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return a right body with these fields in it."""
+    start: dict[str, Any] = {"prompt": "hi"} if path == COMPLETIONS else {"messages": MESSAGES}
+    return {**start, **fields}
+
+
+SHARED_WRONG: list[tuple[str, Any]] = [
+    ("model", 5),
+    ("stream", "yes"),
+    ("stream", 1),
+    ("stream_options", {"include_usage": True}),
+    ("n", 0),
+    ("n", -1),
+    ("n", 129),
+    ("n", 5_000_000),
+    ("n", True),
+    ("n", 1.5),
+    ("max_tokens", 0),
+    ("max_tokens", -1),
+    ("max_tokens", 2**63),
+    ("max_tokens", "12"),
+    ("temperature", -0.1),
+    ("temperature", 2.1),
+    ("temperature", "hot"),
+    ("temperature", True),
+    ("temperature", 10**400),
+    ("temperature", float("nan")),
+    ("temperature", float("inf")),
+    ("top_p", 0),
+    ("top_p", 1.01),
+    ("top_p", -1),
+    ("top_p", float("nan")),
+    ("top_k", -2),
+    ("top_k", 2**63),
+    ("top_k", 1.5),
+    ("min_p", -0.1),
+    ("min_p", 1.1),
+    ("seed", 2**64),
+    ("seed", 2**200),
+    ("seed", -(2**63) - 1),
+    ("seed", "x"),
+    ("seed", 1.5),
+    ("stop", ""),
+    ("stop", [""]),
+    ("stop", ["a", 1]),
+    ("stop", 5),
+    ("stop", [str(i) for i in range(17)]),
+    ("stop_token_ids", [-1]),
+    ("stop_token_ids", [VOCAB_SIZE]),
+    ("stop_token_ids", [10**12]),
+    ("stop_token_ids", [1.5]),
+    ("stop_token_ids", 5),
+    ("ignore_eos", "no"),
+    ("skip_special_tokens", 0),
+    ("return_token_ids", 1),
+    ("num_speculative_tokens", -1),
+    ("num_speculative_tokens", 5),
+    ("num_speculative_tokens", 2**80),
+    ("rejection_sample_method", "block"),
+    ("rejection_sample_method", 1),
+    ("speculation_metrics", "all"),
+]
+
+SHARED_UNHONOURED: list[tuple[str, Any]] = [
+    ("echo", True),
+    ("best_of", 2),
+    ("suffix", "end"),
+    ("frequency_penalty", 0.5),
+    ("presence_penalty", -2),
+    ("repetition_penalty", 1.1),
+    ("logit_bias", {"5": 1e308}),
+    ("logit_bias", {"191222": -100}),
+    ("logit_bias", {"AI": -100}),
+    ("logit_bias", {"5": float("nan")}),
+    ("min_tokens", 5),
+    ("bad_words", ["x"]),
+    ("allowed_token_ids", [1]),
+    ("prompt_logprobs", 0),
+    ("include_stop_str_in_output", True),
+    ("add_generation_prompt", False),
+    ("chat_template_kwargs", {"a": 1}),
+    ("structured_outputs", {"regex": "(a+)+$"}),
+    ("response_format", {"type": "json_object"}),
+    ("priority", 1),
+    ("tools", [{"type": "function"}]),
+    ("tool_choice", "required"),
+    ("logprob_token_ids", [1, 2]),
+    ("promt", "x"),
+    ("", 1),
+]
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize(("field", "value"), SHARED_WRONG + SHARED_UNHONOURED)
+async def test_a_wrong_field_gets_a_400_that_names_it(path: str, field: str, value: Any) -> None:
+    """B059, B226, B227, B229, B230, B232, B233: 400 with the field, and nothing is decoded."""
+    backend = FakeBackend()
+    async with make_client(backend) as client:
+        answer = await client.post(path, content=json.dumps(body_for(path, {field: value})))
+        error = answer.json()["error"]
+
+        assert answer.status_code == 400
+        assert error["type"] == "invalid_request_error"
+        assert field == re.split(r"[.\[]", error["param"] or "")[0]
+        assert field in error["message"]
+        assert backend.requests == []
+        assert (await client.post(path, json=body_for(path, {}))).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": ["a", ""]}, "prompt"),
+        ({"prompt": [[1], []]}, "prompt"),
+        ({"prompt": ["a", 1]}, "prompt"),
+        ({"prompt": [[1], "a"]}, "prompt"),
+        ({"prompt": [True]}, "prompt"),
+        ({"prompt": [1.0]}, "prompt"),
+        ({"prompt": {}}, "prompt"),
+        ({"prompt": None}, "prompt"),
+        ({"prompt": ["a"] * 129}, "prompt"),
+        ({"prompt": ["a"] * 3, "n": 100}, "n"),
+        ({"logprobs": -1}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": 2_000_000_000}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"max_completion_tokens": 5}, "max_completion_tokens"),
+        ({"top_logprobs": 1}, "top_logprobs"),
+        ({"messages": MESSAGES}, "messages"),
+        ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"other": True}}, "stream_options"),
+        ({"stream": True, "n": 0}, "n"),
+    ],
+)
+async def test_what_is_wrong_with_a_completion_is_named(fields: dict[str, Any], param: str) -> None:
+    """B259: with stream too, a wrong field is an ordinary 400 before the stream."""
+    backend = FakeBackend()
+    async with make_client(backend) as client:
+        answer = await client.post(COMPLETIONS, json=body_for(COMPLETIONS, fields))
+
+    assert answer.status_code == 400
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json()["error"]["param"].split("[")[0].split(".")[0] == param
+    assert backend.requests == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": None}, "messages"),
+        ({"messages": ["hi"]}, "messages[0]"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content",
+        ),
+        (
+            {"messages": [*MESSAGES, {"role": "user", "content": [{"type": "text"}]}]},
+            "messages[1].content",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "x", "tool_calls": []}]},
+            "messages[0].tool_calls",
+        ),
+        ({"logprobs": 3}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 1_000_000_000}, "top_logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"prompt": "x"}, "prompt"),
+    ],
+)
+async def test_what_is_wrong_with_a_chat_is_named(fields: dict[str, Any], param: str) -> None:
+    """The path to the fault is told, and nothing is decoded."""
+    backend = FakeBackend()
+    async with make_client(backend) as client:
+        answer = await client.post(CHAT, json=body_for(CHAT, fields))
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+    assert backend.requests == []
+
+
+@pytest.mark.parametrize("token_id", [-1, VOCAB_SIZE, 4294967295, 2**31 - 1, 2**63, 10**1000])
+@pytest.mark.parametrize("nested", [False, True])
+async def test_an_id_outside_the_vocabulary_is_refused(token_id: int, nested: bool) -> None:
+    """B104: both bounds are checked, and the backend never sees the id."""
+    backend = FakeBackend()
+    prompt = [[1], [token_id]] if nested else [token_id]
+    async with make_client(backend) as client:
+        answer = await client.post(COMPLETIONS, json={"prompt": prompt})
+
+    assert answer.status_code == 400
+    assert "out of vocabulary" in answer.json()["error"]["message"]
+    assert backend.requests == []
+
+
+@pytest.mark.parametrize("prompt", [[0], [[0]], [0, 0], [[0], [0]]])
+async def test_id_zero_is_a_token(prompt: Any) -> None:
+    """B103: [0] is not empty."""
+    async with make_client(FakeBackend()) as client:
+        answer = await client.post(COMPLETIONS, json={"prompt": prompt, "max_tokens": 1})
+
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+async def test_null_is_absent_in_every_field(path: str) -> None:
+    """B107: null is the same as not saying it, honoured or not."""
+    names = {name for name, _ in SHARED_WRONG} | {name for name, _ in SHARED_UNHONOURED}
+    names -= {"promt", "logprob_token_ids", ""}
+    backend = FakeBackend()
+    async with make_client(backend) as client:
+        answer = await client.post(path, json=body_for(path, dict.fromkeys(names)))
+        plain = await client.post(path, json=body_for(path, {}))
+
+    assert answer.status_code == plain.status_code == 200
+    for request in backend.requests:
+        request.request_id = ""
+        request.sampling.seed = 0
+    assert backend.requests[0] == backend.requests[1]
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+async def test_inert_fields_and_values_that_change_nothing_are_taken(path: str) -> None:
+    """B257: what clients send as a matter of course works."""
+    inert = {"user": "u", "metadata": {"a": None}, "store": True, "service_tier": "auto"}
+    neutral = {
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0,
+        "repetition_penalty": 1.0,
+        "logit_bias": {},
+        "best_of": 1,
+        "echo": False,
+        "tools": [],
+        "parallel_tool_calls": True,
+        "response_format": {"type": "text"},
+    }
+    async with make_client(FakeBackend()) as client:
+        answer = await client.post(path, json=body_for(path, {**inert, **neutral, "model": MODEL}))
+
+    assert answer.status_code == 200
+
+
+async def test_a_misspelt_field_is_told_the_nearest_right_one() -> None:
+    """The hint is in the message."""
+    async with make_client(FakeBackend()) as client:
+        answer = await client.post(COMPLETIONS, json={"prompt": "x", "temprature": 1})
+
+    assert "did you mean temperature?" in answer.json()["error"]["message"]
+
+
+async def test_another_model_is_not_found() -> None:
+    """404 with OpenAI's code, and the served name."""
+    async with make_client(FakeBackend()) as client:
+        answer = await client.post(COMPLETIONS, json={"prompt": "x", "model": "gpt-4"})
+
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "model_not_found"
+    assert MODEL in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("length", [MAX_MODEL_LEN, MAX_MODEL_LEN + 1, 5000])
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+async def test_a_prompt_that_fills_the_context_is_refused_with_both_numbers(
+    path: str, length: int
+) -> None:
+    """The long ones are tokenised in a worker thread, with the same answer."""
+    text = "x" * (length - (len("user:|") if path == CHAT else 0))
+    message = {"messages": [{"role": "user", "content": text}]}
+    backend = FakeBackend()
+    async with make_client(backend) as client:
+        answer = await client.post(path, json=message if path == CHAT else {"prompt": text})
+    error = answer.json()["error"]
+
+    assert answer.status_code == 400
+    assert error["code"] == "context_length_exceeded"
+    assert str(length) in error["message"]
+    assert str(MAX_MODEL_LEN) in error["message"]
+    assert backend.requests == []
+
+
+async def test_a_prompt_that_leaves_one_place_is_taken() -> None:
+    """max_tokens is cut to what the context holds."""
+    backend = FakeBackend()
+    async with make_client(backend) as client:
+        answer = await client.post(COMPLETIONS, json={"prompt": "x" * (MAX_MODEL_LEN - 1)})
+
+    assert answer.status_code == 200
+    assert backend.requests[0].max_tokens == 1
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"x"',
+        b'{"prompt": "\xff"}',
+        b'{"prompt": "\\ud800"}',
+        b'{"prompt": ' + b"[" * 100_000,
+        b'{"prompt": "x", "seed": ' + b"9" * 100_000 + b"}",
+    ],
+    ids=range(9),
+)
+async def test_what_is_no_json_object_gets_a_400(raw: bytes) -> None:
+    """Whatever the bytes, the answer has OpenAI's shape and the server lives on."""
+    async with make_client(FakeBackend()) as client:
+        answer = await client.post(COMPLETIONS, content=raw)
+        after = await client.post(COMPLETIONS, json={"prompt": "x"})
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+    assert after.status_code == 200
+
+
+async def test_a_hundred_thousand_faults_cost_no_more_than_one() -> None:
+    """B253: the first fault is told; listing them all would hold the event loop for seconds."""
+    async with make_client(FakeBackend()) as client:
+        answer = await client.post(COMPLETIONS, json={"prompt": "x", "stop": [""] * 100_000})
+
+    assert answer.status_code == 400
+    assert len(answer.content) < 1000
+
+
+async def test_the_configured_model_name_is_served() -> None:
+    """--served-model-name replaces the target's id."""
+    async with make_client(FakeBackend(), served_model_name="alias") as client:
+        listed = (await client.get("/v1/models")).json()["data"]
+        answer = await client.post(COMPLETIONS, json={"prompt": "x", "model": "alias"})
+
+    assert [card["id"] for card in listed] == ["alias"]
+    assert answer.json()["model"] == "alias"
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, ("STANDARD", 1.0)),
+        ({"seed": 0}, ("COUPLED", 1.0)),
+        ({"temperature": 0}, ("GREEDY", 0.0)),
+        ({"temperature": 9e-6, "seed": 5}, ("GREEDY", 0.0)),
+        ({"temperature": 0.5, "rejection_sample_method": "coupled"}, ("COUPLED", 0.5)),
+        ({"seed": 1, "rejection_sample_method": "standard"}, ("STANDARD", 1.0)),
+        ({"temperature": 0, "rejection_sample_method": "standard"}, ("GREEDY", 0.0)),
+    ],
+)
+async def test_the_acceptance_rule_follows_the_request(
+    fields: dict[str, Any], expected: tuple[str, float]
+) -> None:
+    """auto is coupled for requests that name a seed, 0 included, else standard."""
+    backend = FakeBackend()
+    async with make_client(backend) as client:
+        await client.post(COMPLETIONS, json={"prompt": "x", **fields})
+    sampling = backend.requests[0].sampling
+    names = type(sampling).DESCRIPTOR.fields_by_name["rule"].enum_type.values_by_number
+
+    assert names[sampling.rule].name == f"ACCEPTANCE_RULE_{expected[0]}"
+    assert sampling.temperature == expected[1]
+
+
+async def test_the_pair_s_own_rule_holds_where_the_request_names_none() -> None:
+    """A configured rule is no auto."""
+    backend = FakeBackend()
+    backend.pair = pair(rejection_sample_method="standard")
+    async with make_client(backend) as client:
+        await client.post(COMPLETIONS, json={"prompt": "x", "seed": 1})
+        await client.post(
+            COMPLETIONS, json={"prompt": "x", "seed": 1, "rejection_sample_method": "auto"}
+        )
+    rules = [request.sampling.rule for request in backend.requests]
+
+    assert rules == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("seed", "sent"), [(0, 0), (-1, 2**64 - 1), (2**63, 2**63), (2**64 - 1, 2**64 - 1), (7, 7)]
+)
+async def test_seeds_are_taken_modulo_two_to_the_64(seed: int, sent: int) -> None:
+    """B232: as documented on the field."""
+    backend = FakeBackend()
+    async with make_client(backend) as client:
+        await client.post(COMPLETIONS, json={"prompt": "x", "seed": seed})
+
+    assert backend.requests[0].sampling.seed == sent
+
+
+async def test_a_missing_seed_is_drawn_anew_for_each_body() -> None:
+    """B011: no two bodies share it, all choices of one do. False alarm: 2^-64."""
+    backend = FakeBackend()
+    async with make_client(backend) as client:
+        for _ in range(2):
+            await client.post(COMPLETIONS, json={"prompt": "x", "n": 2})
+    seeds = [request.sampling.seed for request in backend.requests]
+
+    assert seeds[0] == seeds[1] != seeds[2] == seeds[3]
+
+
+async def test_every_field_reaches_the_request() -> None:
+    """What the contract says is what the body said."""
+    backend = FakeBackend()
+    body = {
+        "prompt": "hi",
+        "max_tokens": 7,
+        "temperature": 0.5,
+        "top_p": 0.25,
+        "top_k": 9,
+        "min_p": 0.125,
+        "seed": 3,
+        "stop": ["é", "b"],
+        "stop_token_ids": [0, 5],
+        "ignore_eos": True,
+        "skip_special_tokens": False,
+        "num_speculative_tokens": 0,
+        "logprobs": 3,
+        "speculation_metrics": "detailed",
+    }
+    async with make_client(backend, request_timeout_s=12) as client:
+        await client.post(COMPLETIONS, json=body)
+    request = backend.requests[0]
+    sampling = request.sampling
+
+    assert unpack_ids(request.prompt_token_ids, "") == (104, 105)
+    assert request.max_tokens == 7
+    assert (sampling.top_p, sampling.top_k, sampling.min_p) == (0.25, 9, 0.125)
+    assert sampling.num_logprobs_plus_one == 4
+    assert list(request.stop) == ["é".encode(), b"b"]
+    assert unpack_ids(request.stop_token_ids, "") == (0, 5)
+    assert request.ignore_eos
+    assert request.include_special_tokens
+    assert request.include_origins
+    assert request.num_speculative_tokens_plus_one == 1
+    assert request.timeout_s == 12
+    assert request.committed_token_ids == b""
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "expected"),
+    [
+        (COMPLETIONS, {}, 16),
+        (COMPLETIONS, {"max_tokens": 5}, 5),
+        (COMPLETIONS, {"max_tokens": 1000}, MAX_MODEL_LEN - 2),
+        (CHAT, {}, MAX_MODEL_LEN - len("user:hi|")),
+        (CHAT, {"max_tokens": 5}, 5),
+        (CHAT, {"max_completion_tokens": 6}, 6),
+        (CHAT, {"max_completion_tokens": 6, "max_tokens": 5}, 6),
+    ],
+)
+async def test_max_tokens_has_each_endpoint_s_default(
+    path: str, fields: dict[str, Any], expected: int
+) -> None:
+    """B257: 16 for completions, to the context's end for chats; the newer name works."""
+    backend = FakeBackend()
+    async with make_client(backend) as client:
+        await client.post(path, json=body_for(path, fields))
+
+    assert backend.requests[0].max_tokens == expected
+
+
+async def test_text_parts_are_joined_and_developers_are_the_system() -> None:
+    """Templates see plain text and the roles that they know."""
+    backend = FakeBackend()
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages = [{"role": "developer", "content": "be"}, {"role": "user", "content": parts}]
+    async with make_client(backend) as client:
+        await client.post(CHAT, json={"messages": messages})
+
+    prompt = bytes(unpack_ids(backend.requests[0].prompt_token_ids, ""))
+    assert prompt == b"system:be|user:ab|"
+
+
+async def test_top_k_minus_one_keeps_all() -> None:
+    """As other servers of this field have it."""
+    backend = FakeBackend()
+    async with make_client(backend) as client:
+        await client.post(COMPLETIONS, json={"prompt": "x", "top_k": -1})
+
+    assert backend.requests[0].sampling.top_k == 0
