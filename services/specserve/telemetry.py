@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter
 
 from specserve.errors import ConfigurationError
 
@@ -99,12 +99,13 @@ def from_traceparent(traceparent: str) -> Context | None:
     return _PROPAGATOR.extract({"traceparent": traceparent})
 
 
-SECONDS_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
-
-
 @dataclass(slots=True)
 class RoundMetrics:
-    """An orchestrator's counters of rounds. `prometheus_client` appends `_total`."""
+    """An orchestrator's counters of rounds. `prometheus_client` appends `_total`.
+
+    A gateway counts the same rounds from its answers under the names users of vLLM know; these have
+    a prefix of their own, so that no sum over both jobs counts a round twice.
+    """
 
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     drafts: Counter = field(init=False)
@@ -117,44 +118,34 @@ class RoundMetrics:
     late_proposals: Counter = field(init=False)
     invalid_proposals: Counter = field(init=False)
     target_reopens: Counter = field(init=False)
-    draft_seconds: Histogram = field(init=False)
-    verify_seconds: Histogram = field(init=False)
+    draft_seconds: Counter = field(init=False)
+    verify_seconds: Counter = field(init=False)
 
     def __post_init__(self) -> None:
         def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
-            return Counter(f"specserve_{name}", text, labels, registry=self.registry)
+            return Counter(f"specserve_orchestrator_{name}", text, labels, registry=self.registry)
 
-        self.drafts = counter("spec_decode_num_drafts", "Rounds that verified a draft {round}")
-        self.draft_tokens = counter("spec_decode_num_draft_tokens", "Draft tokens verified {token}")
+        self.drafts = counter("num_drafts", "Rounds that verified a draft {round}")
+        self.draft_tokens = counter("num_draft_tokens", "Draft tokens verified {token}")
         self.accepted_tokens = counter(
-            "spec_decode_num_accepted_tokens", "Draft tokens accepted and emitted {token}"
+            "num_accepted_tokens", "Draft tokens accepted and emitted {token}"
         )
         self.accepted_per_position = counter(
-            "spec_decode_num_accepted_tokens_per_pos",
+            "num_accepted_tokens_per_pos",
             "Draft tokens accepted, by position in their block {token}",
             ("position",),
         )
-        self.recovered_tokens = counter(
-            "spec_decode_num_recovered_tokens", "Recovered tokens {token}"
+        self.recovered_tokens = counter("num_recovered_tokens", "Recovered tokens {token}")
+        self.bonus_tokens = counter("num_bonus_tokens", "Bonus tokens {token}")
+        self.plain_tokens = counter(
+            "num_plain_tokens", "Tokens of rounds without draft tokens {token}"
         )
-        self.bonus_tokens = counter("spec_decode_num_bonus_tokens", "Bonus tokens {token}")
-        self.plain_tokens = counter("plain_tokens", "Tokens of rounds without draft tokens {token}")
         self.late_proposals = counter(
-            "late_proposals", "Proposals that missed their round {proposal}"
+            "num_late_proposals", "Proposals that missed their round {proposal}"
         )
         self.invalid_proposals = counter(
-            "invalid_proposals", "Proposals with ids outside the vocabulary {proposal}"
+            "num_invalid_proposals", "Proposals with ids outside the vocabulary {proposal}"
         )
-        self.target_reopens = counter("target_reopens", "Target sessions opened anew {session}")
-        self.draft_seconds = Histogram(
-            "specserve_round_draft_seconds",
-            "Waited for a proposal per round s",
-            buckets=SECONDS_BUCKETS,
-            registry=self.registry,
-        )
-        self.verify_seconds = Histogram(
-            "specserve_round_verify_seconds",
-            "Waited for verification per round s",
-            buckets=SECONDS_BUCKETS,
-            registry=self.registry,
-        )
+        self.target_reopens = counter("num_target_reopens", "Target sessions opened anew {session}")
+        self.draft_seconds = counter("draft_seconds", "Waited for proposals s")
+        self.verify_seconds = counter("verify_seconds", "Waited for verification s")

@@ -14,7 +14,7 @@ from specserve.model.device import Device, create_device
 from specserve.model.tokenizer import load_tokenizer
 from specserve.rpc.replica import ReplicaServer
 from specserve.rpc.replica_service import ReplicaService
-from specserve.rpc.server import GrpcServer, new_replica_id
+from specserve.rpc.server import new_replica_id
 from specserve.rpc.v1 import draft_pb2, draft_pb2_grpc
 
 
@@ -29,9 +29,7 @@ async def start_draft(config: DraftConfig) -> ReplicaService:
         raise ConfigurationError("speculative_config.model: draft_model needs a draft model")
     telemetry.configure_tracing("specserve-draft")
     tokenizer = (
-        None
-        if config.engine is None
-        else await asyncio.to_thread(load_tokenizer, config.engine)
+        None if config.engine is None else await asyncio.to_thread(load_tokenizer, config.engine)
     )
 
     async def start_device() -> Device:
@@ -47,4 +45,4 @@ async def start_draft(config: DraftConfig) -> ReplicaService:
         draft_pb2_grpc.add_DraftServiceServicer_to_server(DraftServicer(replica, tokenizer), server)
 
     name = draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name
-    return await ReplicaService.start(replica, GrpcServer(config.server, [name]), register)
+    return await ReplicaService.start(replica, "draft", config.server, name, register)

@@ -125,7 +125,7 @@ class ProposeReply:
     session_id: str
     step: int
     cached_length: int
-    """Tokens whose KV is held after this call: min(N + K - 1, ...) with N committed and K drafted."""
+    """Tokens whose KV is held after this call: N + K - 1 with N committed and K >= 1 drafted."""
     prefix_cached_tokens: int
     """Prompt tokens found in the prefix cache by this call."""
     draft_token_ids: tuple[int, ...]

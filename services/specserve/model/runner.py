@@ -20,11 +20,11 @@ class SequenceSlice:
     """One session's new tokens in a forward."""
 
     token_ids: Sequence[int]
-    """[n] new tokens, n >= 1; they are written to the pool at start_position ... start_position + n - 1."""
+    """[n] new tokens, n >= 1; written to the pool at start_position ... start_position + n - 1."""
     start_position: int
     """Tokens of this session already in the pool; also the position id of token_ids[0]."""
     block_table: Sequence[int]
-    """Block ids that cover start_position + n tokens: token t lies in block_table[t // block_size]."""
+    """Blocks of start_position + n tokens: token t lies in block_table[t // block_size]."""
     num_logit_rows: int
     """Logits are wanted for the last this many of the new tokens; 0 for a prefill chunk."""
 
@@ -39,15 +39,15 @@ class Runner(Protocol):
 
     @property
     def logit_token_ids(self) -> torch.Tensor | None:
-        """[V'] int64 ascending: the token id of each logit column when the head was cut, else None."""
+        """[V'] int64 ascending: the token id of each logit column of a cut head, else None."""
         ...
 
     def forward(self, batch: Sequence[SequenceSlice]) -> torch.Tensor:
         """Run the new tokens of all sequences in one forward and write their KV.
 
         Returns:
-            [sum of num_logit_rows, V'] float32 logits, in batch order; V' = vocab_size unless the head
-            was cut. Padded embedding rows are not among the columns.
+            [sum of num_logit_rows, V'] float32 logits, in batch order; V' = vocab_size unless the
+            head was cut. Padded embedding rows are not among the columns.
         """
         ...
 

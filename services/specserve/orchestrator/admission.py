@@ -5,6 +5,8 @@ Knows the contract and the pair's limits; knows no replica.
 
 from __future__ import annotations
 
+import math
+import uuid
 from dataclasses import dataclass, replace
 
 from specserve.errors import ContextOverflow, InvalidRequest
@@ -42,6 +44,8 @@ def admit(
         InvalidRequest: a field is wrong; it is named, with the value and what was wanted.
         ContextOverflow: the prompt leaves no room for a token.
     """
+    if not 0 <= request.timeout_s < math.inf:
+        raise InvalidRequest("timeout_s", f"{request.timeout_s}, seconds >= 0 were wanted")
     if not request.request_id:
         raise InvalidRequest("request_id", "empty")
     prompt = codec.unpack_ids(request.prompt_token_ids, "prompt_token_ids")
@@ -58,9 +62,11 @@ def admit(
         )
     if request.max_tokens == 0:
         raise InvalidRequest("max_tokens", "0, at least 1 was wanted")
-    if len(committed) >= request.max_tokens:
+    max_tokens = min(request.max_tokens, limits.max_model_len - len(prompt))
+    if len(committed) >= max_tokens:
         raise InvalidRequest(
-            "committed_token_ids", f"{len(committed)} tokens, fewer than max_tokens were wanted"
+            "committed_token_ids",
+            f"{len(committed)} tokens, fewer than the {max_tokens} that may be output were wanted",
         )
     k = _num_speculative_tokens(request, limits)
     stop_ids = codec.unpack_ids(request.stop_token_ids, "stop_token_ids")
@@ -77,9 +83,9 @@ def admit(
     )
     chain = TokenChain()
     chain.append((*prompt, *committed))
-    max_tokens = min(request.max_tokens, limits.max_model_len - len(prompt))
     state = RequestState(
         request_id=request.request_id,
+        session_id=f"{request.request_id}-{uuid.uuid4().hex[:16]}",
         sampling=replace(sampling, stop_token_ids=tuple(sorted(ends))),
         prompt_length=len(prompt),
         max_tokens=max_tokens,
@@ -89,15 +95,13 @@ def admit(
     )
     hidden = frozenset() if request.include_special_tokens else vocabulary.table.special_token_ids
     trimmer = Trimmer(vocabulary.table.token_bytes, hidden, ends, request.stop, max_tokens)
-    if committed:
-        # The text of a carried-over prefix was sent before; only its tail may still matter to stops.
-        trimmer.take(committed)
+    # The text of a carried-over prefix was sent before; only its tail may still matter to stops.
+    if committed and trimmer.take(committed).finish_reason is not None:
+        raise InvalidRequest("committed_token_ids", "the text ends within them; nothing is left")
     return state, trimmer
 
 
-def _num_speculative_tokens(
-    request: generation_pb2.GenerateRequest, limits: PairLimits
-) -> int:
+def _num_speculative_tokens(request: generation_pb2.GenerateRequest, limits: PairLimits) -> int:
     if request.num_speculative_tokens_plus_one == 0:
         return limits.num_speculative_tokens
     k = request.num_speculative_tokens_plus_one - 1
@@ -115,4 +119,3 @@ def _check_ids(field: str, token_ids: tuple[int, ...], vocab_size: int) -> None:
         raise InvalidRequest(
             field, f"token id {wrong} is out of vocabulary; 0 to {vocab_size - 1} was wanted"
         )
-

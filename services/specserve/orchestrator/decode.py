@@ -5,7 +5,7 @@ Knows the order of things; the sessions know the messages, `speculation/acceptan
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from opentelemetry import trace
@@ -59,7 +59,7 @@ class Decoder:
         self._span = span
         self._tracer = trace.get_tracer("specserve.orchestrator")
 
-    async def decode(self) -> AsyncIterator[Committed]:
+    async def decode(self) -> AsyncGenerator[Committed, None]:
         """Yield committed blocks until the request is finished.
 
         Closing the iterator leaves both sessions to `close`.
@@ -71,21 +71,21 @@ class Decoder:
             num_steps = self._num_plain_steps()
             span = self._start_round()
             traceparent = telemetry.to_traceparent(span)
-            if first:
-                # Prompt prefill and the first token; the draft appends the prompt beside it.
-                num_steps = 1
-                self._catch_up(traceparent)
-            else:
-                drafted = await self._propose(traceparent)
-                proposal, wait_s = drafted.proposal, drafted.wait_s
-            first = False
             try:
+                if first:
+                    # Prompt prefill and the first token; the draft appends the prompt beside it.
+                    num_steps = 1
+                    self._catch_up(traceparent)
+                else:
+                    drafted = await self._propose(traceparent)
+                    proposal, wait_s = drafted.proposal, drafted.wait_s
                 scored = await self._target.verify(
                     proposal, 1 if proposal.draft_token_ids else num_steps, traceparent
                 )
             except BaseException:
                 span.end()
                 raise
+            first = False
             while True:
                 committed = self._commit(proposal, scored, wait_s)
                 self._end_round(span, proposal, committed)
@@ -117,7 +117,8 @@ class Decoder:
     def _catch_up(self, traceparent: str) -> None:
         """Let the draft append what is committed, without waiting for it."""
         draft, state = self._draft, self._state
-        if draft is None or state.num_remaining_tokens < 2 or draft.busy or not draft.attach():
+        # With two tokens left the first round leaves one, and one needs no draft.
+        if draft is None or state.num_remaining_tokens < 3 or draft.busy or not draft.attach():
             return
         if not draft.max_model_len or state.committed_length < draft.max_model_len:
             draft.start(0, traceparent, self._config.draft_timeout_s)

@@ -6,6 +6,7 @@ Knows Serve handles, over which addresses travel and nothing else.
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
@@ -29,11 +30,11 @@ class OrchestratorDeployment(ServiceReplica):
 
     role = "orchestrator"
 
-    async def __init__(
+    async def __init__(  # type: ignore[misc] # Serve awaits it
         self,
         config: OrchestratorConfig,
-        target: DeploymentHandle,
-        draft: DeploymentHandle | None,
+        target: DeploymentHandle[Any],
+        draft: DeploymentHandle[Any] | None,
     ) -> None:
         self._orchestrator = await start_orchestrator(config)
         self._known = config
@@ -54,13 +55,13 @@ class OrchestratorDeployment(ServiceReplica):
 
     async def __del__(self) -> None:
         # Drain first: requests that are finishing may still need a replica to move to.
-        await super().__del__()
+        await self.drain_and_stop()
         watching: asyncio.Task[None] | None = getattr(self, "_watching", None)
         if watching is not None:
             watching.cancel()
 
 
-async def look(handle: DeploymentHandle) -> PoolView:
+async def look(handle: DeploymentHandle[Any]) -> PoolView:
     """Ask every replica of a deployment for its address."""
     answers = await handle.broadcast("address").results_async(
         timeout_s=DISCOVERY_TIMEOUT_S, return_exceptions=True

@@ -59,6 +59,7 @@ class DraftSession:
         self._clock = clock
         self._pending: PendingCall[draft_pb2.ProposeCall, draft_pb2.ProposeReply] | None = None
         self._plan: CallPlan | None = None
+        self._num_asked = 0
         self._unread: tuple[CallPlan, int, tuple[int, ...]] | None = None
         """The last reply: its call, the length it named, the tokens drafted."""
         self._retry_at = 0.0
@@ -78,9 +79,10 @@ class DraftSession:
         """Have a usable draft; False means target-only for now."""
         link = self.link
         if link is not None:
-            model = link.model
-            if link.connected and model and model.replica_id not in self._pool.refusals:
+            if self._pool.may_use(link):
                 return True
+            if link.is_returning:
+                return False  # what it holds is worth a few target-only rounds
             self._detach()
         if self._clock() < self._retry_at:
             return False
@@ -100,7 +102,7 @@ class DraftSession:
         call = draft_pb2.ProposeCall(
             session=common_pb2.SessionCall(
                 call_id=call_id,
-                session_id=state.request_id,
+                session_id=state.session_id,
                 epoch=plan.epoch,
                 step=plan.step,
                 keep_length=plan.keep_length,
@@ -112,8 +114,9 @@ class DraftSession:
             ),
             num_speculative_tokens=num_speculative_tokens,
         )
-        self.link.sessions.add(state.request_id)
+        self.link.sessions.add(state.session_id)
         self._plan = plan
+        self._num_asked = num_speculative_tokens
         self._unread = None
         self._pending = self.link.send(call, call_id)
 
@@ -138,7 +141,7 @@ class DraftSession:
         return Drafted(proposal, reply.timing, self._clock() - began)
 
     def _absorb_finished(self) -> None:
-        """Take a late reply: it moves cached_length, and its draft tokens are of no use any more."""
+        """Take a late reply: it moves cached_length; its draft tokens are of no use any more."""
         if self._pending is None:
             return
         try:
@@ -155,9 +158,7 @@ class DraftSession:
         if plan is None:
             return EMPTY_PROPOSAL
         if reply.HasField("error"):
-            self._on_error(
-                status.from_call_error(reply.error, state.request_id, plan.keep_length)
-            )
+            self._on_error(status.from_call_error(reply.error, state.request_id, plan.keep_length))
             return EMPTY_PROPOSAL
         try:
             drafted = codec.unpack_ids(reply.draft_token_ids, "draft_token_ids")
@@ -165,9 +166,12 @@ class DraftSession:
                 reply.support_size, reply.support_token_ids, reply.support_weights, len(drafted)
             )
             proposal = Proposal(drafted, probs)
-            if drafted and state.sampling.rule is AcceptanceRule.STANDARD:
-                # Checked before the target sees it: a wrong q must never cost the request.
-                draft_token_probs(proposal)
+            # Checked before the target sees it: a wrong proposal must never cost the request.
+            if len(drafted) > self._num_asked:
+                raise InvalidProposal(f"{len(drafted)} tokens, {self._num_asked} were asked for")
+            is_standard = state.sampling.rule is AcceptanceRule.STANDARD
+            if drafted and is_standard and min(draft_token_probs(proposal)) <= 0.0:
+                raise InvalidProposal("a draft token has no weight in its own draft_probs")
         except SpecServeError as error:
             logger.warning("draft %s sent a wrong proposal: %s", self._address, error)
             self.num_invalid += 1
@@ -194,16 +198,11 @@ class DraftSession:
             self._state.correct(self._state.draft, error.matching_length)
             return
         logger.info("request %s leaves draft %s: %s", self._state.request_id, self._address, error)
-        if isinstance(error, InvalidProposal) and self.link is not None:
-            self.link.release(self._state.request_id)
         self._detach()
         self._retry_at = self._clock() + REATTACH_S
 
     def _detach(self) -> None:
-        if self.link is not None:
-            self.link.sessions.discard(self._state.request_id)
-        self.link = None
-        self._pending = None
+        self.close()
         self._unread = None
         self._state.draft.reopen()
 
@@ -213,6 +212,6 @@ class DraftSession:
             return
         if self._pending is not None:
             self.link.cancel(self._pending.call_id)
-        self.link.release(self._state.request_id)
+        self.link.release(self._state.session_id)
         self.link = None
         self._pending = None

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
 
 from specserve.config import OrchestratorConfig
-from specserve.errors import PeerUnavailable, ProtocolMismatch, SpecServeError
+from specserve.errors import PeerUnavailable, SpecServeError
 from specserve.orchestrator.pool import DRAFT_KIND, TARGET_KIND, Pool, model_of
 from specserve.orchestrator.vocabulary import Vocabulary, check_pair, fetch_vocabulary
 from specserve.rpc import codec
@@ -67,8 +68,9 @@ class Pair:
     @property
     def max_model_len(self) -> int:
         """Shortest context of the known targets, in tokens: a session may move to any of them."""
-        lengths = [link.model.max_model_len for link in self.targets.usable() if link.model]
-        return min(lengths, default=0) or 1 << 30
+        # Also of targets that are away just now: their requests are admitted, and wait.
+        lengths = [link.model.max_model_len for link in self.targets.links.values() if link.model]
+        return min(filter(None, lengths), default=1 << 30)
 
     @property
     def num_speculative_tokens(self) -> int:
@@ -101,32 +103,44 @@ class Pair:
         while True:
             await self._changed.wait()
             self._changed.clear()
-            try:
-                await self._check_targets()
-                await self._check_drafts()
-            except (grpc.aio.AioRpcError, SpecServeError) as error:
-                logger.info("a replica could not be checked yet: %s", error)
-                await asyncio.sleep(RETRY_S)
-                self._changed.set()
+            for link in self.targets.unchecked():
+                await self._check(self.targets, link, self._check_target)
+            if self.drafts is not None and self.vocabulary is not None:
+                for draft_link in self.drafts.unchecked():
+                    await self._check(self.drafts, draft_link, self._check_draft)
 
-    async def _check_targets(self) -> None:
-        for link in self.targets.unchecked():
-            if self.vocabulary is None:
-                self.vocabulary = await fetch_vocabulary(link)
-            if model_of(link).vocab_fingerprint == self.vocabulary.fingerprint:
-                self.targets.approve(link)
-            else:
-                self.targets.refuse(link, "its vocabulary differs from the pool's")
-
-    async def _check_drafts(self) -> None:
-        if self.drafts is None or self.vocabulary is None:
+    async def _check(
+        self,
+        pool: Pool[Any, Any],
+        link: FrameLink[Any, Any],
+        check: Callable[[FrameLink[Any, Any]], Awaitable[SpecServeError | None]],
+    ) -> None:
+        """Approve or refuse one replica; one that does not answer keeps no other waiting."""
+        asked = model_of(link).replica_id
+        try:
+            error = await check(link)
+        except grpc.aio.AioRpcError as failure:
+            logger.info("%s %s could not be checked yet: %s", pool.kind.pool, link.address, failure)
+            asyncio.get_running_loop().call_later(RETRY_S, self._changed.set)
             return
-        for link in self.drafts.unchecked():
-            error = await check_pair(self.vocabulary, link)
-            if error is None:
-                self.drafts.approve(link)
-            else:
-                self.drafts.refuse(link, str(error))
+        except SpecServeError as failure:
+            error = failure
+        if model_of(link).replica_id != asked:
+            self._changed.set()  # another process has taken the address meanwhile
+        elif error is None:
+            pool.approve(link)
+        else:
+            pool.refuse(link, str(error))
+
+    async def _check_target(self, link: FrameLink[Any, Any]) -> SpecServeError | None:
+        if self.vocabulary is None:
+            self.vocabulary = await fetch_vocabulary(link)
+        return await check_pair(self.vocabulary, link)
+
+    async def _check_draft(self, link: FrameLink[Any, Any]) -> SpecServeError | None:
+        if self.vocabulary is None:
+            return None
+        return await check_pair(self.vocabulary, link)
 
     def describe(self, *, include_token_table: bool) -> generation_pb2.GetPairResponse:
         """Say what is served and whether it is ready."""

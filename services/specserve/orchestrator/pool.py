@@ -34,9 +34,7 @@ TARGET_KIND: LinkKind[target_pb2.VerifyCall, target_pb2.VerifyReply] = LinkKind(
 class Pool(Generic[CallT, ReplyT]):
     """Links to every known replica of a kind."""
 
-    def __init__(
-        self, kind: LinkKind[CallT, ReplyT], *, heartbeat_s: float, hang_s: float
-    ) -> None:
+    def __init__(self, kind: LinkKind[CallT, ReplyT], *, heartbeat_s: float, hang_s: float) -> None:
         self.kind = kind
         self.links: dict[str, FrameLink[CallT, ReplyT]] = {}
         self.refusals: dict[str, str] = {}
@@ -48,25 +46,36 @@ class Pool(Generic[CallT, ReplyT]):
         self._heartbeat_s = heartbeat_s
         self._hang_s = hang_s
         self._changed = asyncio.Event()
+        self._closing: set[asyncio.Task[None]] = set()
 
     def update(self, addresses: Sequence[str]) -> None:
         """Know exactly these replicas; links to others are closed once they hold no session."""
         for address in addresses:
-            if address not in self.links:
+            if address in self.links:
+                self.links[address].retired = False
+            else:
                 link = FrameLink(
                     self.kind, address, heartbeat_s=self._heartbeat_s, hang_s=self._hang_s
                 )
                 link.on_change = lambda link=link: self._on_change(link)  # type: ignore[misc]
                 self.links[address] = link
                 link.start()
-        gone = set(self.links) - set(addresses)
-        for address in gone:
-            link = self.links[address]
-            if not link.connected and not link.sessions and not link.num_pending:
-                del self.links[address]
-                asyncio.get_running_loop().create_task(link.close())
+        for address in set(self.links) - set(addresses):
+            self.links[address].retired = True
+            self._drop_if_idle(self.links[address])
+
+    def _drop_if_idle(self, link: FrameLink[CallT, ReplyT]) -> None:
+        """Close a link that is no longer listed, once its sessions have ended or it is lost."""
+        if not link.retired or link.num_pending or (link.connected and link.sessions):
+            return
+        if self.links.get(link.address) is link and not link.is_returning:
+            del self.links[link.address]
+            task = asyncio.get_running_loop().create_task(link.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
 
     def _on_change(self, link: FrameLink[CallT, ReplyT]) -> None:
+        self._drop_if_idle(link)
         if link.connected and link.model is not None:
             model = link.model
             if not PROTOCOL_VERSION - 1 <= model.protocol_version <= PROTOCOL_VERSION + 1:
@@ -87,13 +96,27 @@ class Pool(Generic[CallT, ReplyT]):
     def approve(self, link: FrameLink[CallT, ReplyT]) -> None:
         """Let a replica be used."""
         self.approved.add(model_of(link).replica_id)
+        self._forget_gone()
         self.notify()
 
     def refuse(self, link: FrameLink[CallT, ReplyT], why: str) -> None:
         """Never use a replica, and say why."""
         logger.error("%s %s is not used: %s", self.kind.pool, link.address, why)
+        self.approved.discard(model_of(link).replica_id)
         self.refusals[model_of(link).replica_id] = why
+        self._forget_gone()
         self.notify()
+
+    def _forget_gone(self) -> None:
+        """Keep no verdict on a replica that no link leads to any more."""
+        present = {link.model.replica_id for link in self.links.values() if link.model}
+        self.approved &= present
+        self.refusals = {key: why for key, why in self.refusals.items() if key in present}
+
+    def may_use(self, link: FrameLink[CallT, ReplyT]) -> bool:
+        """Say whether a link is connected to a replica that was found to fit the pair."""
+        model = link.model
+        return link.connected and model is not None and model.replica_id in self.approved
 
     def notify(self) -> None:
         """Wake everybody who waits for a replica."""
@@ -105,14 +128,11 @@ class Pool(Generic[CallT, ReplyT]):
         return [
             link
             for link in self.links.values()
-            if link.connected
-            and not link.draining
-            and link.model is not None
-            and link.model.replica_id in self.approved
+            if self.may_use(link) and not link.draining and not link.retired
         ]
 
     def choose(self, avoid: Collection[str] = ()) -> FrameLink[CallT, ReplyT] | None:
-        """Choose the least loaded usable replica; `avoid`ed addresses only when there is no other."""
+        """Choose the least loaded usable replica; an `avoid`ed one only when there is no other."""
         links = self.usable()
         preferred = [link for link in links if link.address not in avoid] or links
         return min(preferred, key=_burden, default=None)
@@ -137,7 +157,7 @@ class Pool(Generic[CallT, ReplyT]):
 
     async def close(self) -> None:
         """Drop every link."""
-        await asyncio.gather(*(link.close() for link in self.links.values()))
+        await asyncio.gather(*(link.close() for link in self.links.values()), *self._closing)
 
 
 def _burden(link: FrameLink[CallT, ReplyT]) -> tuple[float, int, str]:

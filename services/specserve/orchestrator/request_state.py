@@ -51,6 +51,9 @@ class RequestState:
     """A choice being decoded."""
 
     request_id: str
+    session_id: str
+    """Names the sessions on draft and target. New with every Generate call: a request that is sent
+    again must not meet what its first life left on a replica."""
     sampling: SamplingParams
     prompt_length: int
     max_tokens: int
@@ -82,7 +85,7 @@ class RequestState:
         )
 
     def plan_num_speculative_tokens(self, draft_max_model_len: int) -> int:
-        """Give the K of the next round: never past max_tokens, the context, or the draft's own limit.
+        """Give the K of the next round: never past max_tokens, the context or the draft's limit.
 
         Args:
             draft_max_model_len: longest sequence the draft takes, in tokens; 0 means no limit.
@@ -101,7 +104,7 @@ class RequestState:
         """
         # The newest committed token is always sent: its row is what the call is for.
         keep = min(view.cached_length, self.committed_length - 1)
-        append = tuple(self.chain.tokens[keep : keep + limit])
+        append = tuple(self.chain.slice(keep, keep + limit))
         view.step += 1
         plan = CallPlan(
             epoch=view.epoch,
@@ -128,12 +131,12 @@ class RequestState:
             reply_length: tokens the service says it holds.
             speculative: tokens it holds after the committed ones of the call.
         """
-        if plan.epoch != view.epoch:
-            return
+        if (plan.epoch, plan.step) != (view.epoch, view.step):
+            return  # a newer call has rolled the service back since
         valid = plan.committed_length
-        tokens = self.chain.tokens
-        for token_id in speculative:
-            if valid >= len(tokens) or tokens[valid] != token_id:
+        committed = self.chain.slice(valid, valid + len(speculative))
+        for ours, theirs in zip(committed, speculative, strict=False):
+            if ours != theirs:
                 break
             valid += 1
         view.cached_length = min(valid, reply_length, self.committed_length - 1)

@@ -31,9 +31,7 @@ class RunningOrchestrator:
         """host:port that gateways dial."""
         return self._server.address
 
-    def update_peers(
-        self, target_addresses: Sequence[str], draft_addresses: Sequence[str]
-    ) -> None:
+    def update_peers(self, target_addresses: Sequence[str], draft_addresses: Sequence[str]) -> None:
         """Know exactly these replicas. Idempotent."""
         self.pair.update_peers(target_addresses, draft_addresses)
 
@@ -43,7 +41,7 @@ class RunningOrchestrator:
         self.servicer.draining = True
         loop = asyncio.get_running_loop()
         end = loop.time() + deadline_s
-        while self.servicer.num_running and loop.time() < end:
+        while self.servicer.num_running and loop.time() < end:  # noqa: ASYNC110 - rare, and bounded
             await asyncio.sleep(0.05)
 
     async def stop(self) -> None:
@@ -72,9 +70,10 @@ async def start_orchestrator(config: OrchestratorConfig) -> RunningOrchestrator:
     telemetry.configure_tracing("specserve-orchestrator")
     replica_id = new_replica_id("orchestrator")
     pair = Pair(config)
-    servicer = GenerationServicer(config, pair, telemetry.RoundMetrics(), replica_id)
+    metrics = telemetry.RoundMetrics()
+    servicer = GenerationServicer(config, pair, metrics, replica_id)
     name = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
-    server = GrpcServer(config.server, [name])
+    server = GrpcServer(config.server, [name], metrics.registry)
 
     def register(grpc_server: grpc.aio.Server) -> None:
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, grpc_server)

@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -17,7 +18,7 @@ from opentelemetry import trace
 
 from specserve import telemetry
 from specserve.config import OrchestratorConfig
-from specserve.errors import DeadlineExpired, Draining, PeerUnavailable
+from specserve.errors import DeadlineExpired, Draining
 from specserve.model.messages import SessionOpening
 from specserve.orchestrator.admission import PairLimits, admit
 from specserve.orchestrator.decode import Decoder
@@ -26,7 +27,7 @@ from specserve.orchestrator.pair import Pair
 from specserve.orchestrator.responses import block_response, record_message
 from specserve.orchestrator.target_session import TargetSession
 from specserve.rpc import codec, status
-from specserve.rpc.v1 import common_pb2, generation_pb2, generation_pb2_grpc
+from specserve.rpc.v1 import generation_pb2, generation_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
@@ -61,16 +62,15 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         async with status.errors_as_status(context):
             if self.draining:
                 raise Draining(self._orchestrator_id)
-            timeout_s = request.timeout_s or None
+            # NaN is no time to wait for; admission names the field.
+            timeout_s = request.timeout_s if request.timeout_s > 0 else None
             try:
                 async with asyncio.timeout(timeout_s):
                     await self._generate(request, context)
             except TimeoutError:
                 raise DeadlineExpired("the request", request.timeout_s) from None
 
-    async def _generate(
-        self, request: generation_pb2.GenerateRequest, context: Context
-    ) -> None:
+    async def _generate(self, request: generation_pb2.GenerateRequest, context: Context) -> None:
         parent = telemetry.from_traceparent(_traceparent_of(context))
         span = self._tracer.start_span(
             "orchestrator.generate", context=parent, kind=trace.SpanKind.SERVER
@@ -110,28 +110,27 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             draft = DraftSession(state, self._pair.drafts, opening)
         decoder = Decoder(state, target, draft, trimmer, self._config, span)
         try:
-            async for committed in decoder.decode():
-                self.num_rounds += 1
-                response = block_response(committed, origins=request.include_origins)
-                if committed.emission.finish_reason is not None:
-                    # Free the KV before the last block is written: a slow reader holds none.
-                    decoder.close()
-                    record = record_message(decoder.record, detailed=request.include_origins)
-                    record.num_late_proposals = draft.num_late if draft else 0
-                    record.num_target_reopens = target.num_reopens
-                    record.cached_prompt_tokens = target.cached_prompt_tokens
-                    record.num_speculative_tokens = state.num_speculative_tokens
-                    response.record.CopyFrom(record)
-                yield response
+            async with aclosing(decoder.decode()) as rounds:
+                async for committed in rounds:
+                    self.num_rounds += 1
+                    response = block_response(committed, origins=request.include_origins)
+                    if committed.emission.finish_reason is not None:
+                        # Free the KV before the last block is written: a slow reader holds none.
+                        decoder.close()
+                        record = record_message(decoder.record, detailed=request.include_origins)
+                        record.num_late_proposals = draft.num_late if draft else 0
+                        record.num_target_reopens = target.num_reopens
+                        record.cached_prompt_tokens = target.cached_prompt_tokens
+                        record.num_speculative_tokens = state.num_speculative_tokens
+                        response.record.CopyFrom(record)
+                    yield response
         finally:
             decoder.close()
             self.num_running -= 1
             self._slots.release()
             self._count(decoder, target, draft)
 
-    def _count(
-        self, decoder: Decoder, target: TargetSession, draft: DraftSession | None
-    ) -> None:
+    def _count(self, decoder: Decoder, target: TargetSession, draft: DraftSession | None) -> None:
         record, metrics = decoder.record, self._metrics
         metrics.drafts.inc(record.num_spec_steps)
         metrics.draft_tokens.inc(record.num_draft_tokens)
@@ -142,6 +141,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         metrics.bonus_tokens.inc(record.num_bonus_tokens)
         metrics.plain_tokens.inc(record.num_plain_tokens)
         metrics.target_reopens.inc(target.num_reopens)
+        metrics.draft_seconds.inc(record.draft_s)
+        metrics.verify_seconds.inc(record.verify_s)
         if draft is not None:
             metrics.late_proposals.inc(draft.num_late)
             metrics.invalid_proposals.inc(draft.num_invalid)

@@ -36,8 +36,8 @@ logger = logging.getLogger(__name__)
 _MOVE = (PeerUnavailable, SessionNotFound, Preempted, Draining, StaleStep, CapacityExhausted)
 """Errors after which the session is opened anew, on another replica where there is one."""
 
-PREEMPTED_PAUSE_S = 0.1
-"""Pause before a preempted session asks for blocks again."""
+RETRY_PAUSE_S = 0.1
+"""Pause before a session asks again for blocks, or a replica that it has just left."""
 
 MAX_MISMATCHES = 3
 """Cache mismatches in a row after which the session is opened anew."""
@@ -82,12 +82,10 @@ class TargetSession:
         self._drafted: tuple[int, ...] = ()
         self._decoded: tuple[int, ...] = ()
         self._unread: tuple[int, tuple[int, ...]] | None = None
-        """The last reply: the length it named, the tokens it holds beyond the call's committed ones."""
+        """The last reply: the length it named, the tokens held beyond the call's committed ones."""
         self._sent_at = 0.0
 
-    async def verify(
-        self, proposal: Proposal, num_decode_steps: int, traceparent: str
-    ) -> Scored:
+    async def verify(self, proposal: Proposal, num_decode_steps: int, traceparent: str) -> Scored:
         """Score a proposal, or begin to decode ahead (then `next_token` gives the rest).
 
         Cancelling leaves a call in flight; `close` gives it up.
@@ -98,7 +96,7 @@ class TargetSession:
         """
         avoid: set[str] = set()
         mismatches = 0
-        deadline: float | None = None
+        deadline = None if self.link is not None else self._clock() + self._reopen_timeout_s
         while True:
             try:
                 await self._attach(avoid, deadline)
@@ -111,8 +109,9 @@ class TargetSession:
                 if mismatches >= MAX_MISMATCHES:
                     self._state.target.reopen()
             except _MOVE as error:
-                deadline = deadline or self._clock() + self._reopen_timeout_s
-                if self._clock() > deadline:
+                if deadline is None:
+                    deadline = self._clock() + self._reopen_timeout_s
+                elif self._clock() >= deadline:
                     raise
                 await self._leave(error, avoid)
 
@@ -125,8 +124,10 @@ class TargetSession:
         try:
             return await self._receive(0)
         except _MOVE as error:
-            if isinstance(error, PeerUnavailable) and self.link is not None and self.link.connected:
-                # The stream was cut and came back: the session is still there.
+            link = self.link
+            is_there = link is not None and (link.connected or link.is_returning)
+            if isinstance(error, PeerUnavailable) and is_there:
+                # The stream was cut; the replica and what it holds may well be there still.
                 self._pending = None
                 raise
             await self._leave(error, set())
@@ -150,7 +151,7 @@ class TargetSession:
             return
         if self._pending is not None:
             self.link.cancel(self._pending.call_id)
-        self.link.release(self._state.request_id)
+        self.link.release(self._state.session_id)
         self.link = None
         self._pending = None
 
@@ -187,7 +188,7 @@ class TargetSession:
         call = target_pb2.VerifyCall(
             session=common_pb2.SessionCall(
                 call_id=call_id,
-                session_id=state.request_id,
+                session_id=state.session_id,
                 epoch=plan.epoch,
                 step=plan.step,
                 keep_length=plan.keep_length,
@@ -204,7 +205,7 @@ class TargetSession:
             num_decode_steps=num_decode_steps,
             append_only=append_only,
         )
-        link.sessions.add(state.request_id)
+        link.sessions.add(state.session_id)
         self._plan = plan
         self._unread = None
         self._drafted = proposal.draft_token_ids
@@ -221,18 +222,16 @@ class TargetSession:
         except TimeoutError:
             if self.link is not None:
                 self.link.cancel(pending.call_id)
-            raise PeerUnavailable(
-                "target", f"no answer within {self._call_timeout_s} s"
-            ) from None
+            raise PeerUnavailable("target", f"no answer within {self._call_timeout_s} s") from None
         if reply.HasField("error"):
             self._pending = None
             raise status.from_call_error(reply.error, self._state.request_id, plan.keep_length)
         if not reply.more_follows:
             self._pending = None
         if plan.opens and self.num_reopens == 0:
-            self.cached_prompt_tokens = max(
-                self.cached_prompt_tokens, reply.timing.cached_tokens
-            )
+            # A carried-over prefix may be cached too; it is output, not prompt.
+            cached = min(reply.timing.cached_tokens, self._state.prompt_length)
+            self.cached_prompt_tokens = max(self.cached_prompt_tokens, cached)
         replacement = codec.unpack_ids(reply.replacement_token_ids, "replacement_token_ids")
         # What the target holds beyond the committed tokens of the call: the draft tokens, or with
         # decode-ahead the tokens it has fed back to itself so far.
@@ -250,7 +249,7 @@ class TargetSession:
         )
 
     async def _leave(self, error: SpecServeError, avoid: set[str]) -> None:
-        """Drop the session here; the next attempt opens it anew, elsewhere if there is elsewhere."""
+        """Give the session up here; the next attempt opens it anew, elsewhere where it can."""
         link = self.link
         logger.info(
             "request %s leaves target %s: %s",
@@ -258,15 +257,14 @@ class TargetSession:
             link.address if link else "(none)",
             error,
         )
-        if link is not None:
-            avoid.add(link.address)
-            if isinstance(error, Preempted | StaleStep):
-                link.release(self._state.request_id)
-            link.sessions.discard(self._state.request_id)
-        self.link = None
-        self._pending = None
+        if link is None:
+            return
+        # A replica that refuses at once is asked again only after a pause.
+        pause = isinstance(error, Preempted | CapacityExhausted) or link.address in avoid
+        avoid.add(link.address)
+        self.close()
         self._unread = None
         self._state.target.reopen()
         self.num_reopens += 1
-        if isinstance(error, Preempted | CapacityExhausted):
-            await asyncio.sleep(PREEMPTED_PAUSE_S)
+        if pause:
+            await asyncio.sleep(RETRY_PAUSE_S)

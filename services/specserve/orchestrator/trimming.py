@@ -1,10 +1,10 @@
 """The one trimming point: where EOS, stops, max_tokens and the context's end cut a text.
 
 Works token by token over committed tokens, so that ids, text, log-probabilities and counts all end
-at the same place whatever the alignment inside a block. Stop strings are matched on bytes. The rule:
-the token that completes a stop counts as output (ids, log-probabilities, usage); the text ends before
-the first byte of a stop string, and the bytes of special tokens (EOS among them) are no text unless
-asked for. A token is checked for stops before it is checked against limits.
+at the same place whatever the alignment inside a block. Stop strings are matched on bytes. The
+rule: the token that completes a stop counts as output (ids, log-probabilities, usage); the text
+ends before the first byte of a stop string, and the bytes of special tokens (EOS among them) are no
+text unless asked for. A token is checked for stops before it is checked against limits.
 
 Knows bytes and ids; knows no model and no rounds.
 """

@@ -7,6 +7,9 @@ import grpc
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Largest message either end takes: a token table of a million ids fits with room to spare."""
 
+MAX_FRAME_ITEMS = 64
+"""Calls or replies in one frame: 64 of the longest (a 256 KiB append, a q of 64 x 1,024) fit."""
+
 _COMMON: list[tuple[str, int]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),

@@ -18,7 +18,7 @@ import grpc
 
 from specserve.errors import PeerUnavailable
 from specserve.model.messages import EngineLoad
-from specserve.rpc.channel import open_channel
+from specserve.rpc.channel import MAX_FRAME_ITEMS, open_channel
 from specserve.rpc.codec import unpack_load
 from specserve.rpc.pending import PendingCall
 from specserve.rpc.v1 import common_pb2
@@ -30,6 +30,9 @@ RECONNECT_TIMEOUT_S = 1.5
 
 RETRY_S = 0.1
 """Pause between two attempts to connect."""
+
+CLOSE_S = 0.5
+"""How long a closing link may take to write its last releases."""
 
 CallT = TypeVar("CallT")
 ReplyT = TypeVar("ReplyT")
@@ -77,6 +80,8 @@ class FrameLink(Generic[CallT, ReplyT]):
         self.load: EngineLoad | None = None
         self.draining = False
         self.connected = False
+        self.retired = False
+        """The pool no longer lists this replica: no new sessions, closed once it holds none."""
         self.sessions: set[str] = set()
         """Sessions that this orchestrator holds on the replica."""
         self.on_change: Callable[[], None] = lambda: None
@@ -90,8 +95,9 @@ class FrameLink(Generic[CallT, ReplyT]):
         self._cancels: list[common_pb2.Cancel] = []
         self._releases: list[common_pb2.Release] = []
         self._heartbeat_due = False
-        self._flush_scheduled = False
         self._outbox = asyncio.Event()
+        self._closing = False
+        self._lost_at: float | None = None
         self._moved_at = clock()
         self._num_iterations = -1
         self._stream: Any = None
@@ -102,8 +108,13 @@ class FrameLink(Generic[CallT, ReplyT]):
         self._task = asyncio.create_task(self._run(), name=f"link-{self.kind.pool}-{self.address}")
 
     async def close(self) -> None:
-        """Drop the connection; calls in flight fail."""
+        """Write what releases are due, then drop the connection; calls in flight fail."""
+        self._closing = True
         if self._task is not None:
+            if self.connected:
+                # Half-closing, not cancelling: a cancelled stream takes its last frame with it.
+                self._outbox.set()
+                await asyncio.wait((self._task,), timeout=CLOSE_S)
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         self._fail_all("the link was closed")
@@ -112,7 +123,9 @@ class FrameLink(Generic[CallT, ReplyT]):
         """Give a number for the next call."""
         return next(self._numbers)
 
-    def send(self, call: CallT, call_id: int, *, streaming: bool = False) -> PendingCall[CallT, ReplyT]:
+    def send(
+        self, call: CallT, call_id: int, *, streaming: bool = False
+    ) -> PendingCall[CallT, ReplyT]:
         """Put a call into the next frame."""
         pending: PendingCall[CallT, ReplyT] = PendingCall(call, call_id, streaming=streaming)
         if not self._pending:
@@ -124,7 +137,13 @@ class FrameLink(Generic[CallT, ReplyT]):
 
     def cancel(self, call_id: int) -> None:
         """Give a call up; a reply that comes all the same is dropped."""
-        if self._pending.pop(call_id, None) is not None:
+        pending = self._pending.pop(call_id, None)
+        if pending is None:
+            return
+        unsent = [call for call in self._calls if call is not pending.call]
+        if len(unsent) < len(self._calls):
+            self._calls = unsent  # never sent: there is nothing to give up
+        else:
             self._cancels.append(common_pb2.Cancel(call_id=call_id))
             self._outbox.set()
 
@@ -135,7 +154,11 @@ class FrameLink(Generic[CallT, ReplyT]):
             self._outbox.set()
 
     def release(self, session_id: str) -> None:
-        """Forget a session there. Idempotent; a lost one is released by its lease."""
+        """Forget a session there. Idempotent; a lost one is released by its lease.
+
+        A frame's releases act before its calls, so a session may be opened anew at once. Give its
+        calls in flight up first.
+        """
         if session_id in self.sessions:
             self.sessions.discard(session_id)
             self._releases.append(common_pb2.Release(session_id=session_id))
@@ -146,8 +169,16 @@ class FrameLink(Generic[CallT, ReplyT]):
         """Calls in flight."""
         return len(self._pending)
 
+    @property
+    def is_returning(self) -> bool:
+        """The stream was lost a moment ago and may come back: calls sent now wait for it."""
+        return (
+            not self.connected
+            and self._lost_at is not None
+            and self._clock() - self._lost_at <= RECONNECT_TIMEOUT_S
+        )
+
     async def _run(self) -> None:
-        lost_at: float | None = None
         while True:
             try:
                 async with open_channel(self.address) as channel:
@@ -158,12 +189,19 @@ class FrameLink(Generic[CallT, ReplyT]):
                 )
             except (asyncio.InvalidStateError, grpc.aio.UsageError, TimeoutError) as error:
                 logger.info("%s %s: stream ended: %r", self.kind.pool, self.address, error)
+            if self._closing:
+                return
             if self.connected:
-                lost_at = self._clock()
+                self._lost_at = self._clock()
                 self._set_connected(False)
-            self._fail_streaming()
-            if lost_at is None or self._clock() - lost_at > RECONNECT_TIMEOUT_S:
+                # Only those that the lost stream carried: a later one waits for the next stream.
+                self._fail_streaming()
+            if not self.is_returning:
                 self._fail_all("connection lost")
+                # Their leases have run out, or soon will.
+                self._releases.clear()
+                if self.retired:
+                    self.on_change()
             await asyncio.sleep(RETRY_S)
 
     async def _serve(self, channel: grpc.aio.Channel) -> None:
@@ -171,7 +209,10 @@ class FrameLink(Generic[CallT, ReplyT]):
         before = self.model
         self.model = await stub.GetModel(common_pb2.GetModelRequest(), timeout=RECONNECT_TIMEOUT_S)
         if before is not None and before.replica_id != self.model.replica_id:
+            # Another process: it holds none of our sessions, and may serve another model.
             self.sessions.clear()
+            self._releases.clear()
+            self._fail_all("the replica was replaced")
         self.load = unpack_load(self.model.load)
         self.draining = self.model.draining
         self._stream = getattr(stub, self.kind.stream_method)()
@@ -203,14 +244,21 @@ class FrameLink(Generic[CallT, ReplyT]):
             if self._heartbeat_due:
                 self._heartbeat_due = False
                 heartbeat = common_pb2.Heartbeat(session_ids=self.sessions)
+            # A burst of long prompts must not add up to a frame that the peer refuses.
+            calls, self._calls = self._calls[:MAX_FRAME_ITEMS], self._calls[MAX_FRAME_ITEMS:]
+            if self._calls:
+                self._outbox.set()
             frame = self.kind.make_frame(
-                calls=self._calls,
+                calls=calls,
                 cancels=self._cancels,
                 releases=self._releases,
                 heartbeat=heartbeat,
             )
-            self._calls, self._cancels, self._releases = [], [], []
+            self._cancels, self._releases = [], []
             await stream.write(frame)
+            if self._closing and not self._outbox.is_set():
+                await stream.done_writing()
+                return
 
     async def _beat(self) -> None:
         while True:
@@ -221,6 +269,8 @@ class FrameLink(Generic[CallT, ReplyT]):
                 logger.warning("%s %s: the device stands still", self.kind.pool, self.address)
                 self._fail_all("the device stands still")
                 self._set_connected(False)
+            if self.retired and not self.sessions:
+                self.on_change()
 
     async def _read(self, stream: Any) -> None:
         while True:

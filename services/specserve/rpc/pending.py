@@ -75,9 +75,7 @@ class PendingCall(Generic[CallT, ReplyT]):
             loop = asyncio.get_running_loop()
             self._waiter = loop.create_future()
             # A timer of our own: asyncio.timeout() costs three times as much, once per round.
-            timer = (
-                None if timeout_s is None else loop.call_later(timeout_s, _expire, self._waiter)
-            )
+            timer = None if timeout_s is None else loop.call_later(timeout_s, _expire, self._waiter)
             try:
                 await self._waiter
             finally:

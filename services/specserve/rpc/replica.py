@@ -20,21 +20,28 @@ from opentelemetry import trace
 from specserve import telemetry
 from specserve.errors import (
     Draining,
-    InvalidProposal,
-    InvalidRequest,
     PeerUnavailable,
     SessionNotFound,
     SpecServeError,
 )
 from specserve.model.device import Device
-from specserve.model.messages import Call, Cancel, CallFailed, EngineLoad, EngineOutput, Release, Reply
+from specserve.model.messages import (
+    Call,
+    CallFailed,
+    Cancel,
+    EngineLoad,
+    EngineOutput,
+    Release,
+    Reply,
+)
 from specserve.rpc import codec
+from specserve.rpc.channel import MAX_FRAME_ITEMS
 from specserve.rpc.v1 import common_pb2
 
 logger = logging.getLogger(__name__)
 
 MAX_RESTARTS = 3
-"""Device deaths within RESTART_WINDOW_S after which the replica gives up and reports itself failed."""
+"""More device deaths than this within RESTART_WINDOW_S, and the replica reports itself failed."""
 
 RESTART_WINDOW_S = 60.0
 
@@ -93,7 +100,10 @@ class FrameStream:
         while True:
             await self.wake.wait()
             self.wake.clear()
-            replies, self.replies = self.replies, []
+            replies = self.replies[:MAX_FRAME_ITEMS]
+            self.replies = self.replies[MAX_FRAME_ITEMS:]
+            if self.replies:
+                self.wake.set()
             drain, self.drain_deadline_s = self.drain_deadline_s, None
             notice = None if drain is None else common_pb2.DrainNotice(deadline_s=drain)
             await context.write(
@@ -125,6 +135,7 @@ class ReplicaServer:
         self._by_wire_id: dict[tuple[FrameStream, int], int] = {}
         self._leases: dict[str, float] = {}
         self._streams: set[FrameStream] = set()
+        self._stopping = asyncio.Event()
         self._tracer = trace.get_tracer("specserve.replica")
         self._device: Device | None = None
         self._deaths: list[float] = []
@@ -159,8 +170,10 @@ class ReplicaServer:
         """Say why this replica can no longer serve; None while it can."""
         return self._failure
 
-    async def serve(self, request_iterator: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        """Serve one stream of frames until its caller ends it.
+    async def serve(
+        self, request_iterator: Any, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
+        """Serve one stream of frames until its caller ends it, or this replica stops.
 
         Cancelling leaves sessions to their leases, so that a caller may reconnect.
         """
@@ -168,29 +181,41 @@ class ReplicaServer:
         self._streams.add(stream)
         if self.draining:
             stream.drain_deadline_s = 0.0
-        writer = asyncio.create_task(stream.write_all(context, lambda: self.device.load))
+            stream.wake.set()
+        tasks = [
+            asyncio.create_task(self._read(stream, request_iterator)),
+            asyncio.create_task(stream.write_all(context, lambda: self.device.load)),
+            asyncio.create_task(self._stopping.wait()),
+        ]
         try:
-            async for frame in request_iterator:
-                self._take_frame(stream, frame)
+            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in ended:
+                task.result()  # a broken stream ends with its own error
         finally:
             self._streams.discard(stream)
-            writer.cancel()
-            await asyncio.gather(writer, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             for call_id, entry in list(self._in_flight.items()):
                 if entry.stream is stream:
                     self._forget(call_id)
 
+    async def _read(self, stream: FrameStream, request_iterator: Any) -> None:
+        async for frame in request_iterator:
+            self._take_frame(stream, frame)
+
     def _take_frame(self, stream: FrameStream, frame: Any) -> None:
+        # Releases before calls: a session may be given up and opened anew in one frame.
+        for release in frame.releases:
+            self._leases.pop(release.session_id, None)
+            stream.sessions.discard(release.session_id)
+            self.device.send(Release(release.session_id))
         for message in frame.calls:
             self._take_call(stream, message)
         for cancel in frame.cancels:
             number = self._by_wire_id.get((stream, cancel.call_id))
             if number is not None:
                 self.device.send(Cancel(number))
-        for release in frame.releases:
-            self._leases.pop(release.session_id, None)
-            stream.sessions.discard(release.session_id)
-            self.device.send(Release(release.session_id))
         if frame.HasField("heartbeat"):
             now = self._clock()
             for session_id in frame.heartbeat.session_ids:
@@ -213,7 +238,7 @@ class ReplicaServer:
                 self._wire.pack_failure(session.call_id, session.session_id, session.step, error)
             )
             return
-        span = trace.INVALID_SPAN
+        span: trace.Span = trace.INVALID_SPAN
         if session.traceparent:
             span = self._tracer.start_span(
                 self._wire.span_name,
@@ -290,9 +315,7 @@ class ReplicaServer:
             for call_id, entry in list(self._in_flight.items()):
                 error = SessionNotFound(entry.session_id)
                 entry.stream.push(
-                    self._wire.pack_failure(
-                        entry.wire_call_id, entry.session_id, entry.step, error
-                    )
+                    self._wire.pack_failure(entry.wire_call_id, entry.session_id, entry.step, error)
                 )
                 self._forget(call_id)
             if len(self._deaths) > MAX_RESTARTS:
@@ -313,11 +336,16 @@ class ReplicaServer:
             stream.drain_deadline_s = deadline_s
             stream.wake.set()
         end = self._clock() + deadline_s
-        while self._leases and self._clock() < end:
+        while self._leases and self._clock() < end:  # noqa: ASYNC110 - rare, and bounded
             await asyncio.sleep(0.05)
 
+    def end_streams(self) -> None:
+        """End every stream of frames: an orchestrator's stays open for as long as it lives."""
+        self._stopping.set()
+
     async def stop(self) -> None:
-        """Stop the device and the timers."""
+        """End the streams, the timers and the device."""
+        self.end_streams()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import grpc
+from prometheus_client import CollectorRegistry
 
+from specserve.config import ServerConfig
+from specserve.rpc.metrics_endpoint import LoadCollector, MetricsEndpoint
 from specserve.rpc.replica import ReplicaServer
 from specserve.rpc.server import GrpcServer
 
@@ -21,11 +24,16 @@ class ReplicaService:
     async def start(
         cls,
         replica: ReplicaServer,
-        server: GrpcServer,
+        role: str,
+        config: ServerConfig,
+        service_name: str,
         register: Callable[[grpc.aio.Server], None],
     ) -> ReplicaService:
         """Start the device, then serve; on failure nothing is left running."""
+        registry = CollectorRegistry()
+        server = GrpcServer(config, [service_name], registry)
         await replica.start()
+        registry.register(LoadCollector(role, lambda: replica.device.load))
         try:
             await server.start(register)
         except BaseException:
@@ -43,6 +51,11 @@ class ReplicaService:
         """Identity of this replica, new with every start."""
         return self.replica.replica_id
 
+    @property
+    def metrics(self) -> MetricsEndpoint | None:
+        """This service's own /metrics, where a port was given."""
+        return self._server.metrics
+
     async def drain(self, deadline_s: float) -> None:
         """Refuse opens, tell clients, wait until no session is left or the deadline passes."""
         await self._server.refuse_health()
@@ -50,6 +63,7 @@ class ReplicaService:
 
     async def stop(self) -> None:
         """Stop serving, then the device."""
+        self.replica.end_streams()
         await self._server.stop()
         await self.replica.stop()
 

@@ -12,6 +12,7 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from specserve import telemetry
 from specserve.errors import PeerUnavailable
 from specserve.rpc.server import RunningService
 
@@ -34,6 +35,15 @@ class ReplicaDescription:
     """host:port."""
     replica_id: str
     pid: int
+
+
+def threads_per_engine() -> int:
+    """Return how many threads an engine gets where a draft and a target share a machine.
+
+    Half of the processors each: threads that wait for one another at every matrix product must
+    not also wait for the other engine's to be done.
+    """
+    return max(1, len(os.sched_getaffinity(0)) // 2)
 
 
 class ServiceReplica:
@@ -75,13 +85,17 @@ class ServiceReplica:
         """Give the load that scaling policies read."""
         return self._service.stats()
 
-    async def __del__(self) -> None:
-        # Serve awaits this before it ends the replica. It does not count our own gRPC streams as
-        # ongoing requests, so this is where they get their time to finish or move.
+    async def drain_and_stop(self) -> None:
+        """Give live sessions their time to finish or move, then end; nothing if never started.
+
+        For an `async def __del__`, which Serve awaits before it ends a replica: it does not count
+        our own gRPC streams as ongoing requests.
+        """
         service: RunningService | None = getattr(self, "_service", None)
         if service is not None:
             await service.drain(self._drain_deadline_s)
             await service.stop()
+            await asyncio.to_thread(telemetry.shutdown_tracing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +128,8 @@ class PoolWatcher:
         """
         try:
             view = await self._look()
-        except Exception as error:  # Ray raises many kinds; all of them mean "ask again later".
-            if not self._lost:
+        except Exception as error:  # noqa: BLE001 - Ray has many kinds; all mean "ask later"
+            if self.addresses and not self._lost:
                 logger.warning("no replica of %s found: %s", self.pool, error)
             self._lost = True
             return False

@@ -10,10 +10,12 @@ from typing import Any, Protocol
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from prometheus_client import CollectorRegistry
 
 from specserve.config import ServerConfig
 from specserve.errors import ConfigurationError
 from specserve.rpc.channel import SERVER_OPTIONS
+from specserve.rpc.metrics_endpoint import MetricsEndpoint
 
 STOP_GRACE_S = 2.0
 """How long calls in flight may still end after a server was told to stop."""
@@ -55,10 +57,14 @@ def new_replica_id(role: str) -> str:
 
 
 class GrpcServer:
-    """A bound grpc.aio server with health and reflection."""
+    """A bound grpc.aio server with health and reflection, and /metrics where a port is given."""
 
-    def __init__(self, config: ServerConfig, service_names: Sequence[str]) -> None:
+    def __init__(
+        self, config: ServerConfig, service_names: Sequence[str], registry: CollectorRegistry
+    ) -> None:
         self._config = config
+        self._registry = registry
+        self.metrics: MetricsEndpoint | None = None
         self._names = list(service_names)
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         self._health = health.aio.HealthServicer()
@@ -68,7 +74,7 @@ class GrpcServer:
         """Bind, register and serve.
 
         Raises:
-            ConfigurationError: the port is taken or the host is not this machine's.
+            ConfigurationError: a port is taken or the host is not this machine's.
         """
         register(self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)  # type: ignore[no-untyped-call]
@@ -82,6 +88,7 @@ class GrpcServer:
             raise ConfigurationError(f"cannot bind {wanted}: {error}") from error
         if self.port == 0:
             raise ConfigurationError(f"cannot bind {wanted}: is the port taken?")
+        self.metrics = MetricsEndpoint.start(self._config, self._registry)
         await self._server.start()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
 
@@ -101,6 +108,8 @@ class GrpcServer:
         """Stop accepting, give calls in flight a short grace, and end."""
         await self._health.enter_graceful_shutdown()
         await self._server.stop(STOP_GRACE_S)
+        if self.metrics is not None:
+            await self.metrics.stop()
 
     async def _set_health(self, status: Any) -> None:
         for name in ("", *self._names):
@@ -120,5 +129,3 @@ def own_address() -> str:
             return str(probe.getsockname()[0])
         except OSError:
             return "127.0.0.1"
-
-

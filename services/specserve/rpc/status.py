@@ -1,4 +1,4 @@
-"""The one place where errors meet gRPC status codes. Handlers just raise; clients get the same class."""
+"""Where errors meet gRPC status codes. Handlers just raise; clients get the same class."""
 
 from __future__ import annotations
 
@@ -98,7 +98,9 @@ def from_rpc_error(error: grpc.aio.AioRpcError, pool: str) -> errors.SpecServeEr
     """Translate the status that ended a call or stream."""
     code = error.code()
     text = error.details() or code.name
-    name = next((str(value) for key, value in error.trailing_metadata() or () if key == ERROR_KEY), "")
+    name = next(
+        (str(value) for key, value in error.trailing_metadata() or () if key == ERROR_KEY), ""
+    )
     if name == "ContextOverflow":
         return errors.ContextOverflow("", text)
     if name == "DeadlineExpired" or code is grpc.StatusCode.DEADLINE_EXCEEDED:

@@ -12,7 +12,7 @@ from specserve.model.device import Device, create_device
 from specserve.model.tokenizer import load_tokenizer
 from specserve.rpc.replica import ReplicaServer
 from specserve.rpc.replica_service import ReplicaService
-from specserve.rpc.server import GrpcServer, new_replica_id
+from specserve.rpc.server import new_replica_id
 from specserve.rpc.v1 import target_pb2, target_pb2_grpc
 from specserve.target.servicer import TargetServicer, TargetWire
 
@@ -42,4 +42,4 @@ async def start_target(config: TargetConfig) -> ReplicaService:
         )
 
     name = target_pb2.DESCRIPTOR.services_by_name["TargetService"].full_name
-    return await ReplicaService.start(replica, GrpcServer(config.server, [name]), register)
+    return await ReplicaService.start(replica, "target", config.server, name, register)

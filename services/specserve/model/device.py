@@ -1,0 +1,93 @@
+"""Devices: an engine in a process of its own or in a thread, behind one interface.
+
+Knows no protobuf, no scheduling and, until a thread asks for it, no torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import queue
+import threading
+from collections.abc import Sequence
+
+from specserve.config import EngineConfig, SpeculativeConfig
+from specserve.errors import PeerUnavailable, SpecServeError
+from specserve.model.device_base import BaseDevice, Device
+from specserve.model.device_pipe import ProcessDevice
+from specserve.model.engine_base import Message, Role
+from specserve.model.messages import Shutdown
+
+__all__ = ["Device", "ProcessDevice", "ThreadDevice", "create_device"]
+
+logger = logging.getLogger(__name__)
+
+
+class ThreadDevice(BaseDevice):
+    """An engine in a thread of the server: for tests and debuggers."""
+
+    async def start(self) -> None:
+        """Start the thread and wait until its model is loaded."""
+        self._loop = asyncio.get_running_loop()
+        self._ready, self.failed = self._loop.create_future(), self._loop.create_future()
+        self._queue: queue.SimpleQueue[Sequence[Message]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="specserve-device", daemon=True)
+        self._thread.start()
+        self.info = await self._ready
+
+    async def close(self) -> None:
+        """Ask for the end and wait for it."""
+        if self._is_closed:
+            return
+        self._outgoing.append(Shutdown())
+        self._flush()
+        self._is_closed = True
+        await self._loop.run_in_executor(None, self._thread.join)
+
+    def _write(self, batch: Sequence[Message]) -> None:
+        self._queue.put(batch)
+
+    def _receive(self, timeout_s: float | None) -> list[Message]:
+        messages: list[Message] = []
+        with contextlib.suppress(queue.Empty):
+            messages.extend(self._queue.get(timeout_s != 0.0, timeout_s or None))
+            while True:
+                messages.extend(self._queue.get_nowait())
+        return messages
+
+    def _run(self) -> None:
+        """Load, report, serve: the thread."""
+        # Imported late: a server whose device is a process never loads torch.
+        from specserve.model.device_loop import build_engine, run_device  # noqa: PLC0415
+
+        try:
+            engine = build_engine(self._config, self._role, self._speculative)
+            self._say(engine.info)
+            run_device(engine, self._receive, self._say)
+        except SpecServeError as error:
+            self._say(error)
+        except Exception as error:
+            logger.exception("the device loop failed")
+            self._say(PeerUnavailable("device", f"{type(error).__name__}: {error}"))
+
+    def _say(self, message: object) -> None:
+        # A loop that closed before the device was told has nobody left to hear it.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._received, message)
+
+
+def create_device(
+    config: EngineConfig | None, role: Role, speculative: SpeculativeConfig | None
+) -> Device:
+    """Make the device that the configuration asks for; `start` loads it.
+
+    Args:
+        config: the engine; None for a draft whose proposer has no model.
+    """
+    if config is None:
+        limit = None if speculative is None else speculative.max_model_len
+        config = EngineConfig(model="ngram", max_model_len=limit)
+    if config.device_mode == "thread":
+        return ThreadDevice(config, role, speculative)
+    return ProcessDevice(config, role, speculative)

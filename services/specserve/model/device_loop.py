@@ -1,0 +1,96 @@
+"""The device loop: messages in, one engine iteration, output out. Runs in a process or a thread.
+
+Knows an engine and two functions; knows neither sockets nor event loops.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from specserve.config import EngineConfig, SpeculativeConfig
+from specserve.errors import ConfigurationError
+from specserve.model.engine_base import EngineLike, Message, Role
+from specserve.model.messages import EngineOutput, Shutdown
+from specserve.model.ngram_engine import NgramEngine
+from specserve.model.proposers import NgramProposer
+from specserve.model.toy import PREFIX as TOY_PREFIX
+
+if TYPE_CHECKING:
+    from specserve.model.runner import Runner
+
+_PROGRESS_S = 0.1
+"""Long work without replies (prefill) still reports its iteration count this often."""
+
+
+def build_engine(
+    config: EngineConfig, role: Role, speculative: SpeculativeConfig | None
+) -> EngineLike:
+    """Load what the configuration names.
+
+    Raises:
+        SpecServeError: the model is missing, or the configuration is wrong.
+    """
+    if role == "draft" and speculative is not None and speculative.method == "ngram":
+        if speculative.prompt_lookup_min > speculative.prompt_lookup_max:
+            raise ConfigurationError(
+                f"prompt_lookup_min {speculative.prompt_lookup_min} is above "
+                f"prompt_lookup_max {speculative.prompt_lookup_max}"
+            )
+        proposer = NgramProposer(speculative.prompt_lookup_min, speculative.prompt_lookup_max)
+        return NgramEngine(proposer, max_model_len=config.max_model_len)
+    # Imported late: torch takes seconds to import, and prompt lookup needs none of it.
+    from specserve.model.engine import Engine  # noqa: PLC0415
+
+    top_k = 64 if speculative is None else speculative.draft_sample_top_k
+    return Engine(_load_runner(config), config, role=role, draft_sample_top_k=top_k)
+
+
+def run_device(
+    engine: EngineLike,
+    receive: Callable[[float | None], Iterable[Message]],
+    send: Callable[[EngineOutput], None],
+) -> None:
+    """Serve until Shutdown.
+
+    Args:
+        receive: waits up to so many seconds (None: for ever, 0: not at all), takes what has come.
+        send: hands an output to the server.
+
+    Raises:
+        EOFError: `receive` or `send` found the server gone.
+    """
+    reported_at = time.monotonic()
+    reported = engine.load
+    while True:
+        for message in receive(engine.wait_s()):
+            if isinstance(message, Shutdown):
+                return
+            engine.submit(message)
+        output = engine.step()
+        if output is None:
+            load = engine.load
+            # A release has no reply, and a gauge must not go on showing what it has freed.
+            has_freed = load.num_sessions != reported.num_sessions
+            is_due = load != reported and time.monotonic() - reported_at >= _PROGRESS_S
+            if not has_freed and not is_due:
+                continue
+            output = EngineOutput((), load)
+        send(output)
+        reported, reported_at = output.load, time.monotonic()
+
+
+def _load_runner(config: EngineConfig) -> Runner:
+    if config.model.startswith(TOY_PREFIX):
+        # As late as above, and without transformers, which takes seconds more.
+        import torch  # noqa: PLC0415
+
+        from specserve.model.toy_runner import ToyRunner  # noqa: PLC0415
+
+        if config.num_threads is not None:
+            torch.set_num_threads(config.num_threads)
+        return ToyRunner.from_spec(config)
+    from specserve.model.loading import load_runner  # noqa: PLC0415
+
+    return load_runner(config)

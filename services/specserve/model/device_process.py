@@ -1,0 +1,119 @@
+"""The child's side of a device process: load, say so, serve the pipe, exit with the parent.
+
+Started by `device_pipe.ProcessDevice` as `python -c BOOT`; never imported by a server.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterable
+from typing import cast
+
+from specserve.config import EngineConfig, SpeculativeConfig
+from specserve.errors import ModelUnavailable, PeerUnavailable, SpecServeError
+from specserve.model.device_loop import build_engine, run_device
+from specserve.model.engine_base import Message, Role
+from specserve.model.framing import RECEIVE_BYTES, FrameReader, encode
+from specserve.model.messages import EngineOutput, ModelInfo
+from specserve.model.toy import PREFIX as TOY_PREFIX
+
+logger = logging.getLogger(__name__)
+
+
+class SocketChannel:
+    """The device's end of the pipe."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._reader = FrameReader()
+
+    def receive(self, timeout_s: float | None) -> Iterable[Message]:
+        """Wait up to timeout_s (None: for ever, 0: not at all) and take what has come."""
+        if timeout_s:
+            select.select([self._sock], [], [], timeout_s)
+        try:
+            data = self._sock.recv(RECEIVE_BYTES, 0 if timeout_s is None else socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return ()
+        if not data:
+            raise EOFError
+        batches = cast(list[tuple[Message, ...]], self._reader.feed(data))
+        return [message for batch in batches for message in batch]
+
+    def receive_start(self) -> tuple[EngineConfig, Role, SpeculativeConfig | None]:
+        """Wait for the first frame: what to load."""
+        while True:
+            data = self._sock.recv(RECEIVE_BYTES)
+            if not data:
+                raise EOFError
+            for start in self._reader.feed(data):
+                return cast(tuple[EngineConfig, Role, SpeculativeConfig | None], start)
+
+    def send(self, output: EngineOutput | ModelInfo | SpecServeError) -> None:
+        """Write one frame; blocks while the server is slow to read."""
+        try:
+            self._sock.sendall(encode(output))
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise EOFError from error
+
+
+def main(fd: int) -> None:
+    """Serve the socket `fd`; the first frame on it is (config, role, speculative)."""
+    # Ctrl-C reaches the whole terminal group; stopping is the server's business.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sock = socket.socket(fileno=fd)
+    channel = SocketChannel(sock)
+    loaded = threading.Event()
+    threading.Thread(target=_exit_with_parent, args=(sock, loaded), daemon=True).start()
+    try:
+        serve(channel, loaded)
+    except EOFError:
+        logger.info("the server is gone")
+    finally:
+        sock.close()
+
+
+def serve(channel: SocketChannel, loaded: threading.Event) -> None:
+    """Load the engine, report it or its failure, then run the loop."""
+    config, role, speculative = channel.receive_start()
+    try:
+        if config.model.startswith(TOY_PREFIX) and config.num_threads is None:
+            # Its tensors are tiny: waking a second thread costs more than it saves.
+            config = config.model_copy(update={"num_threads": 1})
+        engine = build_engine(config, role, speculative)
+    except SpecServeError as error:
+        channel.send(error)
+        return
+    except Exception as error:
+        logger.exception("loading %s failed", config.model)
+        channel.send(ModelUnavailable(f"{config.model}: {type(error).__name__}: {error}"))
+        return
+    # What was loaded stays: no collection needs to look at it again.
+    gc.collect()
+    gc.freeze()
+    loaded.set()
+    channel.send(engine.info)
+    try:
+        run_device(engine, channel.receive, channel.send)
+    except EOFError:
+        raise
+    except Exception as error:
+        logger.exception("the device loop failed")
+        channel.send(PeerUnavailable("device", f"{type(error).__name__}: {error}"))
+        sys.exit(1)
+
+
+def _exit_with_parent(sock: socket.socket, loaded: threading.Event) -> None:
+    """End the process if the parent goes while a model loads; the loop itself sees it later."""
+    poll = select.poll()
+    poll.register(sock, select.POLLRDHUP)
+    while not loaded.is_set():
+        if poll.poll(200):
+            os._exit(1)

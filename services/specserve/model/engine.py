@@ -1,0 +1,227 @@
+"""The model engine of one replica: sessions in, one ragged forward an iteration, replies out.
+
+Joins the scheduler, a runner and the sampler. Knows no pipe, no process and no network; the clock
+comes in, so that tests turn it by hand.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+
+from specserve.config import EngineConfig
+from specserve.errors import NonFiniteLogits
+from specserve.model.calls import CallState
+from specserve.model.draft_calls import ProposeState
+from specserve.model.engine_base import EngineBase, Role
+from specserve.model.kv_cache import BlockPool, BlockTable
+from specserve.model.messages import (
+    Call,
+    EngineLoad,
+    EngineOutput,
+    ModelInfo,
+    ProposeCall,
+    Reply,
+)
+from specserve.model.runner import Runner, SequenceSlice
+from specserve.model.sampler import draw_proposals, score_rows
+from specserve.model.scheduler import PlannedSlice, Scheduler, skip_cached
+from specserve.model.session import KvSession
+from specserve.model.target_calls import DecodeState, TargetState, VerifyState
+
+_Answer = Callable[[], Reply | None]
+"""Builds a call's reply, None while it goes on; raises NonFiniteLogits."""
+
+_BLOCKED_S = 0.5
+
+
+class Engine(EngineBase):
+    """Serve Propose (role draft) or Verify (role target) calls with a model."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        config: EngineConfig,
+        *,
+        role: Role,
+        draft_sample_top_k: int = 64,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        info = runner.info
+        self._runner = runner
+        self._info = info
+        self._draft_sample_top_k = draft_sample_top_k
+        self._pool = BlockPool(
+            info.num_blocks,
+            info.block_size,
+            fingerprint=f"{info.weights_fingerprint} {info.dtype}",
+            enable_prefix_caching=config.enable_prefix_caching,
+        )
+        super().__init__(
+            role=role,
+            clock=clock,
+            new_blocks=lambda opening: BlockTable(self._pool, opening.tenant_salt),
+            vocab_size=info.vocab_size,
+            max_length=min(info.max_model_len, info.num_blocks * info.block_size),
+        )
+        self._scheduler = Scheduler(
+            self._pool,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            copy_block=runner.copy_block,
+            preempt=self._preempt,
+        )
+
+    @property
+    def info(self) -> ModelInfo:
+        """What was loaded."""
+        return self._info
+
+    @property
+    def load(self) -> EngineLoad:
+        """How busy the engine is."""
+        return EngineLoad(
+            num_free_blocks=self._pool.num_free,
+            num_blocks=self._pool.num_blocks,
+            num_sessions=len(self._sessions),
+            num_waiting=sum(not call.is_started for call in self._calls()),
+            num_iterations=self._num_iterations,
+        )
+
+    def wait_s(self) -> float | None:
+        """Return how long `step` may wait: None without work, 0 with, more while holding."""
+        if self._outbox:
+            return 0.0
+        calls = self._calls()
+        if not calls:
+            return None
+        now = self._clock()
+        if now < self._blocked_until:
+            return self._blocked_until - now
+        return self._scheduler.hold_s(calls, self._sessions, now)
+
+    def step(self) -> EngineOutput | None:
+        """Run one iteration: answers that need no forward at once, else plan, forward, sample."""
+        if self.wait_s() != 0.0:
+            return None
+        if self._outbox:
+            return self._flush()
+        plan = self._scheduler.plan(self._calls(), self._sessions)
+        if plan:
+            self._run(plan)
+        for call in self._calls():
+            # The prefix cache can complete an append without any forward.
+            if call.num_remaining == 0:
+                self._emit(call, call.finish())
+        if not plan and not self._outbox:
+            # Every call waits for blocks. A message can change that; looking again now and then
+            # shows the server that the device is not hung.
+            self._blocked_until = self._clock() + _BLOCKED_S
+        self._num_iterations += 1
+        return self._flush() if self._outbox else None
+
+    def _begin(self, session: KvSession, call: Call, now: float) -> None:
+        state = self._new_state(session, call, now)
+        session.in_flight = state
+        self._publish(state)
+        skip_cached(state)
+        if state.num_remaining == 0:
+            self._emit(state, state.finish())
+
+    def _new_state(self, session: KvSession, call: Call, now: float) -> CallState:
+        max_length = self._max_length
+        committed_length = call.keep_length + len(call.append_token_ids)
+        if isinstance(call, ProposeCall):
+            num_tokens = min(call.num_speculative_tokens, max_length - committed_length)
+            if num_tokens <= 0:
+                return CallState(session, call, _feed(session, call, wants_row=False), now)
+            feed = _feed(session, call, wants_row=True)
+            return ProposeState(session, call, feed, now, num_tokens)
+        if call.append_only:
+            return CallState(session, call, _feed(session, call, wants_row=False), now)
+        feed = _feed(session, call, wants_row=True)
+        if call.draft_token_ids:
+            return VerifyState(session, call, feed, now, self._info.vocab_size)
+        return DecodeState(session, call, feed, now, max_length)
+
+    def _run(self, plan: Sequence[PlannedSlice]) -> None:
+        started_at = self._clock()
+        num_tokens = sum(item.num_tokens for item in plan)
+        for item in plan:
+            item.call.note_start(started_at)
+        logits = self._runner.forward([_slice(item) for item in plan])
+        for item in plan:
+            item.call.advance(item.num_tokens)
+            self._publish(item.call)
+        wanted = [item.call for item in plan if item.num_rows]
+        answers = (
+            self._draw(wanted, logits) if self._role == "draft" else self._score(wanted, logits)
+        )
+        forward_s = self._clock() - started_at
+        self._scheduler.note_forward(num_tokens, forward_s)
+        for item in plan:
+            item.call.note_forward(forward_s, len(plan), num_tokens)
+        for call, answer in zip(wanted, answers, strict=True):
+            try:
+                reply = answer()
+            except NonFiniteLogits as error:
+                self._fail(call, error)
+            else:
+                if reply is not None:
+                    self._emit(call, reply)
+
+    def _draw(self, calls: Sequence[CallState], logits: torch.Tensor) -> list[_Answer]:
+        """Draw the next token of every proposing session."""
+        drafting = [call for call in calls if isinstance(call, ProposeState)]
+        if not drafting:
+            return []
+        rows = [call.draft_row() for call in drafting]
+        top_k, token_ids = self._draft_sample_top_k, self._runner.logit_token_ids
+        draws = draw_proposals(logits, rows, top_k, token_ids)
+        return [partial(call.drawn, draw) for call, draw in zip(drafting, draws, strict=True)]
+
+    def _score(self, calls: Sequence[CallState], logits: torch.Tensor) -> list[_Answer]:
+        """Score the rows of every verifying or decoding session."""
+        scoring = [call for call in calls if isinstance(call, TargetState)]
+        if not scoring:
+            return []
+        rows = [row for call in scoring for row in call.target_rows()]
+        scores, now, end = score_rows(logits, rows), self._clock(), 0
+        answers: list[_Answer] = []
+        for call in scoring:
+            start, end = end, end + call.num_rows
+            answers.append(partial(call.scored, scores[start:end], now))
+        return answers
+
+    def _publish(self, call: CallState) -> None:
+        session = call.session
+        if session.blocks is not None:
+            kept_length = min(call.committed_length, session.cached_length)
+            session.blocks.publish(session.chain, kept_length)
+
+
+def _slice(item: PlannedSlice) -> SequenceSlice:
+    blocks = item.call.session.blocks
+    return SequenceSlice(
+        item.call.peek(item.num_tokens),
+        item.start,
+        [] if blocks is None else blocks.blocks,
+        item.num_rows,
+    )
+
+
+def _feed(session: KvSession, call: Call, *, wants_row: bool) -> Sequence[int]:
+    """Return the committed tokens to compute, after which all of them are held.
+
+    Where a row is wanted the newest committed token is computed in any case: a call that appends
+    nothing new steps back by one token.
+    """
+    feed = call.append_token_ids[session.cached_length - call.keep_length :]
+    if feed or not wants_row:
+        return feed
+    newest = session.chain.slice(session.cached_length - 1, session.cached_length)
+    session.truncate(session.cached_length - 1)
+    return newest

@@ -1,0 +1,149 @@
+"""Any Hugging Face decoder-only model behind the `Runner` protocol.
+
+Feeds flattened tokens, position ids and a paged batch; computes the output head only for the rows
+asked for. Knows no session, no scheduler and no sampling.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from specserve.config import EngineConfig
+from specserve.model.attention import PagedBatch
+from specserve.model.hf_model import load_model, longest_context, probe_layers
+from specserve.model.huge_pages import collapse_to_huge_pages
+from specserve.model.kv_pool import KvPool, size_pool
+from specserve.model.lm_head import cut_head, read_draft_vocab
+from specserve.model.messages import ModelInfo
+from specserve.model.model_files import fingerprint, weight_files
+from specserve.model.optimize import ModelForward, model_forward, optimize_for_cpu
+from specserve.model.paged_batch import plan_batch
+from specserve.model.runner import SequenceSlice
+
+logger = logging.getLogger(__name__)
+
+
+HUGE_PAGES_FROM_BYTES = 64 << 20
+"""Smaller models stay in the processor's caches."""
+
+
+class HuggingFaceRunner:
+    """A loaded model with its KV pool."""
+
+    def __init__(
+        self,
+        forward: ModelForward,
+        pool: KvPool,
+        info: ModelInfo,
+        logit_token_ids: Sequence[int] | None,
+    ) -> None:
+        self._forward = forward
+        self._pool = pool
+        self._info = info
+        self._logit_token_ids = (
+            None
+            if logit_token_ids is None
+            else torch.tensor(logit_token_ids, dtype=torch.int64, device=pool.device)
+        )
+        self._num_columns = len(logit_token_ids) if logit_token_ids else info.vocab_size
+        self._clear_tails = False
+
+    @classmethod
+    def load(
+        cls,
+        config: EngineConfig,
+        model_dir: Path,
+        vocab_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> HuggingFaceRunner:
+        """Load safetensors from a directory and size the pool.
+
+        Args:
+            vocab_size: tokens of the tokenizer; rows beyond are padding and never become columns.
+
+        Raises:
+            ModelUnavailable: files are missing or damaged.
+            ConfigurationError: the model cannot be served exactly, or does not fit.
+        """
+        files = weight_files(model_dir)
+        model = load_model(config, model_dir, dtype, device)
+        kept = read_draft_vocab(model_dir, config.draft_vocab_size, vocab_size)
+        cut_head(model, vocab_size, kept)
+        layers = probe_layers(config.model, model)
+        weights_bytes = _weights_bytes(model)
+        if device.type == "cpu" and config.pack_weights:
+            forward = optimize_for_cpu(model, layers)
+            if weights_bytes >= HUGE_PAGES_FROM_BYTES:
+                collapse_to_huge_pages()
+        else:
+            forward = model_forward(model)
+        size = size_pool(config, layers, longest_context(model.config), dtype, device)
+        pool = KvPool(layers, size.num_blocks, config.block_size, dtype, device)
+        info = ModelInfo(
+            model_id=config.model,
+            revision=config.revision or "",
+            weights_fingerprint=fingerprint(files),
+            vocab_size=vocab_size,
+            max_model_len=size.max_model_len,
+            dtype=str(dtype).removeprefix("torch."),
+            device=str(device),
+            num_blocks=size.num_blocks,
+            block_size=config.block_size,
+            weights_bytes=weights_bytes,
+            kv_cache_bytes=pool.num_bytes,
+        )
+        logger.info(
+            "loaded %s: %.0f MB of weights, %d KV blocks of %d tokens (%.0f MB), context %d",
+            config.model,
+            weights_bytes / 1e6,
+            size.num_blocks,
+            config.block_size,
+            pool.num_bytes / 1e6,
+            size.max_model_len,
+        )
+        return cls(forward, pool, info, kept)
+
+    @property
+    def info(self) -> ModelInfo:
+        """What was loaded, and the size of the pool."""
+        return self._info
+
+    @property
+    def logit_token_ids(self) -> torch.Tensor | None:
+        """[V'] int64 ascending: token id of each logit column when the head was cut, else None."""
+        return self._logit_token_ids
+
+    @torch.inference_mode()
+    def forward(self, batch: Sequence[SequenceSlice]) -> torch.Tensor:
+        """Run the new tokens of all sequences in one forward and write their KV.
+
+        Returns:
+            [sum of num_logit_rows, V'] float32 logits, in batch order.
+        """
+        plan = plan_batch(batch, self._pool)
+        if self._clear_tails and plan.tail_slots.size:
+            self._pool.clear_slots(torch.from_numpy(plan.tail_slots).to(self._pool.device))
+        paged = PagedBatch(plan, self._pool)
+        logits = self._forward(plan, paged)[:, : self._num_columns].float()  # [R, V']
+        # A masked slot counts as 0 * value, and 0 * NaN is NaN: once some row went bad, what it
+        # left behind in freed blocks must not reach their next owner.
+        if not self._clear_tails and not paged.is_finite:
+            logger.warning("non-finite keys or values: block tails are cleared from now on")
+            self._clear_tails = True
+        return logits
+
+    def copy_block(self, source: int, destination: int) -> None:
+        """Copy one KV block, all layers (copy on write of a shared block)."""
+        self._pool.copy_block(source, destination)
+
+
+def _weights_bytes(model: PreTrainedModel) -> int:
+    """Count the memory of all weights, tied ones once."""
+    storages = [t.untyped_storage() for t in (*model.parameters(), *model.buffers())]
+    return sum({s.data_ptr(): s.nbytes() for s in storages}.values())

@@ -1,0 +1,63 @@
+"""The files of a model: where they lie, which hold weights, and their fingerprint.
+
+Knows files and the model hub; knows no model. Only safetensors are read: a pickle can run any code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+
+from specserve.errors import ModelUnavailable
+
+_CHUNK_BYTES = 1 << 22
+_HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model")
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+def resolve_model_dir(model: str, revision: str | None, trust_remote_code: bool) -> Path:
+    """Return the directory of a model, fetching a hub id when it is none.
+
+    Raises:
+        ModelUnavailable: it is neither a directory nor to be had from the hub.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    if path.is_absolute() or model.count("/") != 1:
+        raise ModelUnavailable(f"{model} is neither a directory nor a hub id (owner/name)")
+    patterns = [*_HUB_FILES, "*.py"] if trust_remote_code else list(_HUB_FILES)
+    try:
+        return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
+    except (OSError, ValueError, RuntimeError) as error:
+        text = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelUnavailable(f"{model} could not be fetched from the hub: {text}") from error
+
+
+def weight_files(model_dir: Path) -> tuple[Path, ...]:
+    """List the safetensors files of a model directory, by name.
+
+    Raises:
+        ModelUnavailable: there are none.
+    """
+    if not model_dir.is_dir():
+        raise ModelUnavailable(f"{model_dir} is not a directory")
+    files = tuple(sorted(model_dir.glob("*.safetensors")))
+    if not files:
+        pickles = sorted(path.name for pattern in _PICKLES for path in model_dir.glob(pattern))
+        found = f"only pickled weights ({', '.join(pickles[:3])})" if pickles else "no weights"
+        raise ModelUnavailable(f"{model_dir} has {found}; safetensors are wanted")
+    return files
+
+
+def fingerprint(files: tuple[Path, ...]) -> str:
+    """Hash file names and contents; hex SHA-256."""
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(path.name.encode() + b"\0")
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                digest.update(chunk)
+    return digest.hexdigest()

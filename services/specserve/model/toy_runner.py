@@ -1,0 +1,120 @@
+"""The toy behind the `Runner` interface: token ids lie where a model's KV would.
+
+Each row's context is *read back from the paged pool through the block table*, so that a wrong
+rollback, block table or position gives wrong logits. Knows no session and no scheduler.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import numpy as np
+import torch
+
+from specserve.config import EngineConfig
+from specserve.model.messages import ModelInfo
+from specserve.model.runner import SequenceSlice
+from specserve.model.toy import ToySpec, toy_logits
+
+DEFAULT_NUM_KV_BLOCKS = 4096
+DEFAULT_MAX_MODEL_LEN = 4096
+_TABLE_BYTES = 64 << 20
+_UNWRITTEN = -1
+
+
+class ToyRunner:
+    """A toy model with its pool of token ids."""
+
+    def __init__(self, spec: ToySpec, config: EngineConfig) -> None:
+        num_blocks = config.num_kv_blocks or DEFAULT_NUM_KV_BLOCKS
+        self._spec = spec
+        self._block_size = config.block_size
+        # Slot (block, offset) at block * block_size + offset. A list: numpy scalars are slower.
+        self._pool = [_UNWRITTEN] * (num_blocks * config.block_size)
+        self._width = min(config.draft_vocab_size or spec.vocab_size, spec.vocab_size)
+        self._capacity = max(256, _TABLE_BYTES // (4 * self._width))
+        self._rows = np.empty((0, self._width), dtype=np.float32)
+        self._row_of: dict[tuple[int, ...], int] = {}
+        self._info = ModelInfo(
+            model_id=config.model,
+            revision="",
+            weights_fingerprint=hashlib.sha256(repr(asdict(spec)).encode()).hexdigest(),
+            vocab_size=spec.vocab_size,
+            max_model_len=min(
+                config.max_model_len or DEFAULT_MAX_MODEL_LEN, num_blocks * config.block_size
+            ),
+            dtype="float32",
+            device="cpu",
+            num_blocks=num_blocks,
+            block_size=config.block_size,
+            weights_bytes=0,
+            kv_cache_bytes=8 * len(self._pool),
+        )
+
+    @staticmethod
+    def from_spec(config: EngineConfig) -> ToyRunner:
+        """Build the runner that `config.model` (`toy:...`) names."""
+        return ToyRunner(ToySpec.parse(config.model), config)
+
+    @property
+    def info(self) -> ModelInfo:
+        """What was loaded, and the size of the pool."""
+        return self._info
+
+    @property
+    def logit_token_ids(self) -> torch.Tensor | None:
+        """[V'] ids of the logit columns when `draft_vocab_size` cut the head, else None."""
+        return None if self._width == self._spec.vocab_size else torch.arange(self._width)
+
+    def forward(self, batch: Sequence[SequenceSlice]) -> torch.Tensor:
+        """Write the new tokens to the pool, then look the wanted rows up.
+
+        Returns:
+            [sum of num_logit_rows, V'] float32.
+        """
+        size, pool, order = self._block_size, self._pool, self._spec.order
+        rows: list[int] = []
+        num_tokens = 0
+        if len(self._row_of) > self._capacity:
+            self._row_of.clear()
+        for item in batch:
+            start, table = item.start_position, item.block_table
+            end = start + len(item.token_ids)
+            num_tokens += end - start
+            for position, token in enumerate(item.token_ids, start):
+                pool[table[position // size] * size + position % size] = token
+            if item.num_logit_rows:
+                first = end - item.num_logit_rows
+                oldest = max(0, first - order + 1)
+                window = [pool[table[p // size] * size + p % size] for p in range(oldest, end)]
+                for position in range(first, end):
+                    context = window[max(0, position - order + 1 - oldest) : position + 1 - oldest]
+                    rows.append(self._row(tuple(context)))
+        if self._spec.step_ms or self._spec.row_ms:
+            time.sleep((self._spec.step_ms + self._spec.row_ms * num_tokens) / 1e3)
+        return torch.from_numpy(self._rows[rows])  # [R, V']
+
+    def copy_block(self, source: int, destination: int) -> None:
+        """Copy one block."""
+        size, pool = self._block_size, self._pool
+        pool[destination * size : (destination + 1) * size] = pool[
+            source * size : (source + 1) * size
+        ]
+
+    def _row(self, context: tuple[int, ...]) -> int:
+        """Return the index in `_rows` of this context's logits, computing them at first use."""
+        index = self._row_of.get(context)
+        if index is None:
+            if _UNWRITTEN in context:
+                raise RuntimeError(f"block table leads to a slot never written: {context}")
+            index = len(self._row_of)
+            if index == len(self._rows):
+                grown = np.empty((max(64, 2 * index), self._width), dtype=np.float32)
+                grown[:index] = self._rows
+                self._rows = grown
+            self._rows[index] = toy_logits(self._spec, context)[: self._width]
+            self._row_of[context] = index
+        return index

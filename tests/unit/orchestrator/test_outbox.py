@@ -1,0 +1,60 @@
+"""The outbox: joined blocks say what the single ones would have said."""
+
+from __future__ import annotations
+
+import asyncio
+
+from specserve.orchestrator.outbox import Outbox
+from specserve.rpc import codec
+from specserve.rpc.v1 import generation_pb2
+
+
+def _block(*token_ids: int, text: bytes) -> generation_pb2.GenerateResponse:
+    response = generation_pb2.GenerateResponse(token_ids=codec.pack_ids(token_ids), text=text)
+    for token_id in token_ids:
+        response.logprobs.add(logprob=-float(token_id))
+        response.origins.append(generation_pb2.TOKEN_ORIGIN_PLAIN)
+    return response
+
+
+async def test_blocks_that_wait_together_are_joined_in_order() -> None:
+    """Ids, text, log-probabilities, origins, the finish and the record all arrive, once."""
+    outbox = Outbox()
+    outbox.put(_block(1, 2, text=b"ab"))
+    last = _block(3, text=b"c")
+    last.finish_reason = generation_pb2.FINISH_REASON_STOP
+    last.stop_index_plus_one = 2
+    last.record.num_spec_steps = 7
+    outbox.put(last)
+    outbox.close()
+
+    joined = await outbox.take()
+
+    assert joined is not None
+    assert codec.unpack_ids(joined.token_ids, "token_ids") == (1, 2, 3)
+    assert joined.text == b"abc"
+    assert [entry.logprob for entry in joined.logprobs] == [-1.0, -2.0, -3.0]
+    assert len(joined.origins) == 3
+    assert joined.finish_reason == generation_pb2.FINISH_REASON_STOP
+    assert joined.stop_index_plus_one == 2
+    assert joined.record.num_spec_steps == 7
+    assert await outbox.take() is None
+
+
+async def test_a_reader_that_keeps_up_gets_every_block_by_itself() -> None:
+    """Nothing is held back for joining."""
+    outbox = Outbox()
+    taken: list[bytes] = []
+
+    async def read() -> None:
+        while (response := await outbox.take()) is not None:
+            taken.append(response.text)
+
+    reader = asyncio.create_task(read())
+    for text in (b"a", b"b", b"c"):
+        outbox.put(_block(1, text=text))
+        await asyncio.sleep(0)
+    outbox.close()
+    await reader
+
+    assert taken == [b"a", b"b", b"c"]

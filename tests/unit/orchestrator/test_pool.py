@@ -1,0 +1,131 @@
+"""Which replica a session goes to, and what becomes of those that are no longer listed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from helpers.replica import FakeReplica, serving
+from helpers.waiting import eventually
+from specserve.model.messages import EngineLoad
+from specserve.orchestrator.pool import DRAFT_KIND, DraftLink, Pool
+from specserve.rpc.codec import PROTOCOL_VERSION
+from specserve.rpc.v1 import draft_pb2
+
+DraftPool = Pool[draft_pb2.ProposeCall, draft_pb2.ProposeReply]
+
+
+@asynccontextmanager
+async def pool_of(
+    *replicas: FakeReplica, approve: bool = True
+) -> AsyncIterator[tuple[DraftPool, list[DraftLink]]]:
+    """Serve replicas and connect a pool to all of them."""
+    async with AsyncExitStack() as stack:
+        for number, replica in enumerate(replicas):
+            replica.replica_id = f"replica-{number}"
+        addresses = [await stack.enter_async_context(serving(replica)) for replica in replicas]
+        pool: DraftPool = Pool(DRAFT_KIND, heartbeat_s=0.02, hang_s=30.0)
+        stack.push_async_callback(pool.close)
+        if approve:
+            pool.check = pool.approve
+        pool.update(addresses)
+        links = [pool.links[address] for address in addresses]
+        await eventually(lambda: all(link.connected for link in links), "all are connected")
+        await eventually(lambda: all(replica.num_open for replica in replicas), "all are streaming")
+        yield pool, links
+
+
+async def test_burst_of_sessions_spreads_over_replicas() -> None:
+    """Sessions opened since the last load report count at once."""
+    async with pool_of(FakeReplica(), FakeReplica(), FakeReplica()) as (pool, links):
+        for number in range(9):
+            link = pool.choose()
+            assert link is not None
+            link.sessions.add(f"s{number}")
+        assert [len(link.sessions) for link in links] == [3, 3, 3]
+
+
+async def test_fuller_cache_is_avoided() -> None:
+    """A replica whose KV pool is nearly full takes no session while another has room."""
+    async with pool_of(FakeReplica(), FakeReplica()) as (pool, links):
+        links[0].load = EngineLoad(1, 10, 0, 0, 1)
+        links[1].load = EngineLoad(9, 10, 0, 0, 1)
+        links[1].sessions.update("abcdef")
+        assert pool.choose() is links[1]
+
+
+async def test_avoided_replica_is_taken_only_when_there_is_no_other() -> None:
+    """After a failure the session goes elsewhere, or back where it was."""
+    async with pool_of(FakeReplica(), FakeReplica()) as (pool, links):
+        assert pool.choose({links[0].address}) is links[1]
+        links[1].draining = True
+        assert pool.choose({links[0].address}) is links[0]
+        links[0].draining = True
+        assert pool.choose() is None
+
+
+async def test_unchecked_replica_is_not_used_and_a_waiter_hears_of_its_approval() -> None:
+    """Nothing is opened before draft and target were compared."""
+    async with pool_of(FakeReplica(), approve=False) as (pool, links):
+        assert pool.usable() == []
+        assert pool.unchecked() == links
+        waiting = asyncio.create_task(pool.wait_for_one(5.0))
+        await asyncio.sleep(0)
+        pool.approve(links[0])
+        assert await waiting is links[0]
+        assert pool.unchecked() == []
+        assert pool.may_use(links[0])
+        pool.refuse(links[0], "no")
+        assert not pool.may_use(links[0])
+        assert await pool.wait_for_one(0.0) is None
+
+
+async def test_other_protocol_is_refused_with_both_versions() -> None:
+    """A peer two versions ahead is named; it never gets a session."""
+    replica = FakeReplica()
+    replica.protocol_version = PROTOCOL_VERSION + 2
+    async with pool_of(replica, approve=False) as (pool, _):
+        (reason,) = pool.refusals.values()
+        assert f"protocol {PROTOCOL_VERSION + 2}" in reason
+        assert pool.unchecked() == []
+
+
+async def test_replica_no_longer_listed_ends_with_its_last_session() -> None:
+    """It opens nothing more, serves what it holds, and is forgotten then."""
+    replicas = (FakeReplica(), FakeReplica())
+    async with pool_of(*replicas) as (pool, links):
+        links[0].sessions.add("live")
+        pool.update([links[1].address])
+        assert pool.usable() == [links[1]]
+        assert links[0].address in pool.links
+        links[0].release("live")
+        await eventually(lambda: replicas[0].num_open == 0, "its stream has ended")
+        assert set(pool.links) == {links[1].address}
+        released = [r.session_id for frame in replicas[0].frames for r in frame.releases]
+        assert released == ["live"]
+
+
+async def test_replica_listed_again_in_time_is_kept() -> None:
+    """A look that missed it costs no session."""
+    async with pool_of(FakeReplica(), FakeReplica()) as (pool, links):
+        addresses = [link.address for link in links]
+        links[0].sessions.add("live")
+        pool.update(addresses[1:])
+        pool.update(addresses)
+        links[0].sessions.clear()
+        assert pool.usable() == links
+
+
+async def test_verdicts_on_replicas_that_are_gone_are_forgotten() -> None:
+    """Restarts do not add up: one verdict per address at most."""
+    replica = FakeReplica()
+    async with pool_of(replica) as (pool, links):
+        for number in range(3):
+            await eventually(lambda n=number: replica.num_streams == n + 1, "it streams again")
+            replica.replica_id = f"life-{number}"
+            replica.end_streams()
+            await eventually(lambda n=number: pool.approved == {f"life-{n}"}, "approved anew")
+        pool.refuse(links[0], "wrong")
+        assert pool.approved == set()
+        assert pool.refusals == {"life-2": "wrong"}

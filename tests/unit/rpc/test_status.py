@@ -1,0 +1,136 @@
+"""An error raised on one side of the wire is the same error on the other."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+
+from specserve import errors
+from specserve.rpc import status
+
+SAMPLES: dict[type[errors.SpecServeError], errors.SpecServeError] = {
+    error.__class__: error
+    for error in (
+        errors.InvalidRequest("top_p", "2, a value in (0, 1] was wanted"),
+        errors.ContextOverflow("prompt", "too long"),
+        errors.InvalidProposal("shapes"),
+        errors.SessionNotFound("s"),
+        errors.CacheMismatch(3, 5),
+        errors.StaleStep(1, 2, 3, 4),
+        errors.CapacityExhausted("blocks", 2, 1),
+        errors.Preempted("s"),
+        errors.DeadlineExpired("call", 1.5),
+        errors.Draining("target-1"),
+        errors.NonFiniteLogits("s", 2),
+        errors.PeerUnavailable("target", "gone"),
+        errors.VocabularyMismatch(3, "'a'", "'b'"),
+        errors.ProtocolMismatch("peer", 9, 1),
+        errors.ModelUnavailable("missing"),
+        errors.ConfigurationError("wrong"),
+        status.RemoteError("New", 13, "text"),
+    )
+}
+IN_CALLS = (
+    errors.CacheMismatch,
+    errors.SessionNotFound,
+    errors.Preempted,
+    errors.StaleStep,
+    errors.CapacityExhausted,
+    errors.PeerUnavailable,
+    errors.NonFiniteLogits,
+    errors.InvalidProposal,
+    errors.InvalidRequest,
+    errors.Draining,
+)
+
+
+def _subclasses(cls: type) -> set[type]:
+    return {cls}.union(*(_subclasses(sub) for sub in cls.__subclasses__()))
+
+
+def test_every_error_has_a_status() -> None:
+    """A subclass without a row could not be sent."""
+    assert set(status.CODES) == _subclasses(errors.SpecServeError) - {errors.SpecServeError}
+    assert set(SAMPLES) == set(status.CODES)
+    assert grpc.StatusCode.OK not in status.CODES.values()
+
+
+@pytest.mark.parametrize("cls", IN_CALLS)
+def test_call_error_comes_back_as_its_class(cls: type[errors.SpecServeError]) -> None:
+    """What sessions act upon keeps its class, and a mismatch its length."""
+    message = status.to_call_error(SAMPLES[cls])
+    back = status.from_call_error(message, "s", 5)
+    assert type(back) is cls
+    assert message.code == status.CODES[cls].value[0] != 0
+    if isinstance(back, errors.CacheMismatch):
+        assert (back.matching_length, back.keep_length) == (3, 5)
+    if isinstance(back, (errors.InvalidProposal, errors.InvalidRequest)):
+        assert str(SAMPLES[cls]) in str(back)
+
+
+def test_unknown_error_of_a_newer_peer_is_kept() -> None:
+    """Its name, code and text are for people to read."""
+    message = status.to_call_error(SAMPLES[status.RemoteError])
+    message.error = "FromTheFuture"
+    back = status.from_call_error(message, "s", 0)
+    assert isinstance(back, status.RemoteError)
+    assert "FromTheFuture" in str(back)
+    assert "text" in str(back)
+
+
+def test_long_text_is_cut() -> None:
+    """Status text has a header's size to live in."""
+    message = status.to_call_error(errors.InvalidProposal("x" * 100_000))
+    assert len(message.message) == status.MAX_DETAIL_BYTES
+
+
+class _Aborted(Exception):
+    pass
+
+
+class _Context:
+    """Notes what the call was aborted with."""
+
+    def __init__(self) -> None:
+        self.code: grpc.StatusCode | None = None
+        self.text = ""
+        self.metadata: tuple[tuple[str, str], ...] = ()
+
+    async def abort(
+        self, code: grpc.StatusCode, text: str, metadata: tuple[tuple[str, str], ...]
+    ) -> None:
+        self.code, self.text, self.metadata = code, text, metadata
+        raise _Aborted
+
+
+@pytest.mark.parametrize("error", SAMPLES.values(), ids=lambda error: type(error).__name__)
+async def test_raised_error_ends_the_call_and_is_rebuilt(error: errors.SpecServeError) -> None:
+    """Handlers just raise: the status carries code, text and class name, and is an error again."""
+    context = _Context()
+    with pytest.raises(_Aborted):
+        async with status.errors_as_status(context):  # type: ignore[arg-type]
+            raise error
+    assert context.code is status.CODES[type(error)]
+    assert context.metadata == ((status.ERROR_KEY, type(error).__name__),)
+    rebuilt = status.from_rpc_error(
+        grpc.aio.AioRpcError(
+            context.code,
+            grpc.aio.Metadata(),
+            grpc.aio.Metadata(*context.metadata),
+            context.text,
+        ),
+        "orchestrator",
+    )
+    if type(error) in (errors.InvalidRequest, errors.ContextOverflow, errors.DeadlineExpired):
+        assert type(rebuilt) is type(error)
+    if context.code is grpc.StatusCode.UNAVAILABLE:
+        assert isinstance(rebuilt, errors.PeerUnavailable)
+    if isinstance(rebuilt, (errors.InvalidRequest, status.RemoteError)):
+        assert str(error) in str(rebuilt)
+
+
+async def test_other_exceptions_pass_through() -> None:
+    """A mistake of ours is no status of ours."""
+    with pytest.raises(ZeroDivisionError):
+        async with status.errors_as_status(_Context()):  # type: ignore[arg-type]
+            raise ZeroDivisionError

@@ -1,0 +1,91 @@
+"""`specserve doctor`: what it finds, how it says so, and its exit code."""
+
+import json
+import socket
+
+import pytest
+
+from specserve import cli
+from specserve.tools import doctor_checks
+
+PAIR = ("toy:vocab_size=96,seed=7", "--port", "0")
+pytestmark = pytest.mark.slow  # torch and transformers are imported
+
+
+def doctor(capsys, *words):
+    """Run the doctor; return its exit code and {name: (status, found)}."""
+    code = cli.main(["doctor", "--json", *words])
+    checks = json.loads(capsys.readouterr().out)
+    return code, {check["name"]: (check["status"], check["found"]) for check in checks}
+
+
+def with_draft(spec):
+    return ("--speculative-config", json.dumps({"model": spec}))
+
+
+def test_a_good_pair_has_no_problem(capsys):
+    """Everything that serving needs is looked at, and found."""
+    code, checks = doctor(capsys, *PAIR, *with_draft("toy:vocab_size=96,seed=7,noise=0.7"))
+
+    assert code == 0
+    assert checks["pair"] == ("ok", "every token id means the same to both")
+    assert {"python", "torch", "transformers", "ray", "grpcio", "protobuf", "memory"} <= set(checks)
+    assert "problem" not in {status for status, _ in checks.values()}
+
+
+def test_another_vocabulary_is_refused_with_the_first_differing_id(capsys):
+    code, checks = doctor(capsys, *PAIR, *with_draft("toy:vocab_size=64,seed=7"))
+
+    assert code == 1
+    status, found = checks["pair"]
+    assert status == "problem"
+    assert "first at token id 64" in found
+
+
+def test_a_missing_model_is_a_problem(capsys, tmp_path):
+    code, checks = doctor(capsys, str(tmp_path / "nowhere"), "--port", "0")
+
+    assert code == 1
+    assert checks["target"][0] == "problem"
+    assert "nowhere" in checks["target"][1]
+
+
+def test_a_taken_port_is_a_problem(capsys):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = str(listener.getsockname()[1])
+        code, checks = doctor(capsys, "toy:vocab_size=96", "--port", port)
+
+    assert code == 1
+    assert checks[f"port {port}"][0] == "problem"
+
+
+def test_a_missing_embedded_pair_is_only_a_note(capsys, tmp_path):
+    """`serve` would pull it, so nothing is wrong."""
+    code, checks = doctor(capsys, "--port", "0", "--cache-dir", str(tmp_path))
+
+    assert code == 0
+    assert checks["embedded pair"][0] == "note"
+    assert "specserve models pull" in checks["embedded pair"][1]
+
+
+def test_an_old_library_is_a_problem(capsys, monkeypatch):
+    """Versions are held against what the package declares."""
+    wanted = {"grpcio": doctor_checks.SpecifierSet(">=999")}
+    monkeypatch.setattr(doctor_checks, "_wanted_versions", lambda: wanted)
+
+    code, checks = doctor(capsys, *PAIR)
+
+    assert code == 1
+    assert checks["grpcio"][0] == "problem"
+    assert ">=999 is wanted" in checks["grpcio"][1]
+
+
+def test_the_table_is_for_people(capsys):
+    code = cli.main(["doctor", *PAIR])
+    lines = capsys.readouterr().out.splitlines()
+
+    assert code == 0
+    assert lines[-1] == "0 problems"
+    assert any(line.startswith("note") and "served alone" in line for line in lines)

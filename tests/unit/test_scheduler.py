@@ -1,0 +1,227 @@
+"""Iteration-level scheduling: order, budget, fairness, and when to hold a batch."""
+
+import pytest
+
+from specserve.model.engine import Engine
+from specserve.model.messages import EngineOutput, VerifyReply
+from specserve.model.runner import SequenceSlice
+from specserve.model.toy_runner import ToyRunner
+from support.engines import GREEDY, Caller, Clock, run, toy_engine
+
+PROMPT = [3, 1, 4, 1, 5]
+
+
+def opened(engine: Engine, *callers: Caller) -> None:
+    """Open sessions, one after the other."""
+    for caller in callers:
+        (reply,) = run(engine, caller.verify())
+        assert isinstance(reply, VerifyReply)
+        caller.heard(reply)
+        caller.committed.append(reply.replacement_token_ids)
+
+
+def watched(engine: Engine) -> list[list[tuple[int, int]]]:
+    """Record (tokens, rows) of every slice of every forward."""
+    forwards: list[list[tuple[int, int]]] = []
+    runner = engine._runner
+    assert isinstance(runner, ToyRunner)
+    forward = runner.forward
+
+    def recording(batch: list[SequenceSlice]):
+        forwards.append([(len(item.token_ids), item.num_logit_rows) for item in batch])
+        return forward(batch)
+
+    runner.forward = recording  # type: ignore[method-assign, assignment]
+    return forwards
+
+
+def test_prefill_runs_in_chunks_under_the_token_budget():
+    engine = toy_engine(max_num_batched_tokens=65)
+    forwards = watched(engine)
+    run(engine, Caller("a", PROMPT * 40).verify())
+    assert forwards == [[(65, 0)], [(65, 0)], [(65, 0)], [(5, 1)]]
+
+
+def test_the_wanted_rows_are_never_split():
+    engine = toy_engine(max_num_batched_tokens=65)
+    forwards = watched(engine)
+    (reply,) = run(engine, Caller("a", PROMPT * 13).verify([1, 2, 3]))
+    assert isinstance(reply, VerifyReply)
+    assert forwards == [[(64, 0)], [(4, 4)]]
+
+
+def test_ready_calls_come_before_prefill_and_share_its_forward():
+    engine = toy_engine(max_num_batched_tokens=65, enable_prefix_caching=False)
+    callers = [Caller(str(i), PROMPT) for i in range(3)]
+    opened(engine, *callers)
+    forwards = watched(engine)
+    replies = run(
+        engine, *(c.verify([1] * 4) for c in callers), Caller("long", PROMPT * 20).verify()
+    )
+    assert forwards[0] == [(5, 5)] * 3 + [(50, 0)]
+    assert [reply.session_id for reply in replies] == ["0", "1", "2", "long"]
+
+
+def test_an_older_prefill_moves_though_ready_calls_fill_the_budget():
+    engine = toy_engine(max_num_batched_tokens=65, enable_prefix_caching=False)
+    callers = [Caller(str(i), PROMPT) for i in range(20)]
+    clock = engine._clock
+    assert isinstance(clock, Clock)
+    opened(engine, *callers)
+    forwards = watched(engine)
+    engine.submit(Caller("long", PROMPT * 20).verify())
+    clock.now += 1
+    for caller in callers:
+        engine.submit(caller.verify([1] * 4))
+    engine.step()
+    assert forwards[0] == [(5, 5)] * 9 + [(20, 0)]
+
+
+def test_at_most_max_num_seqs_sessions_share_a_forward_and_the_oldest_go_first():
+    engine = toy_engine(max_num_seqs=2)
+    callers = [Caller(str(i), PROMPT) for i in range(5)]
+    opened(engine, *callers)
+    forwards = watched(engine)
+    replies = run(engine, *(caller.verify() for caller in callers))
+    assert [len(forward) for forward in forwards] == [2, 2, 1]
+    assert [reply.session_id for reply in replies] == ["0", "1", "2", "3", "4"]
+
+
+def test_priority_comes_before_age_in_line():
+    engine = toy_engine(max_num_seqs=1)
+    low, high = Caller("low", PROMPT), Caller("high", PROMPT, priority=1)
+    opened(engine, low, high)
+    replies = run(engine, low.verify(), high.verify())
+    assert [reply.session_id for reply in replies] == ["high", "low"]
+
+
+def test_decode_ahead_does_not_keep_others_out():
+    """Each decoded token is a round of its own: seats go round."""
+    engine = toy_engine(max_num_seqs=1)
+    clock = engine._clock
+    assert isinstance(clock, Clock)
+    ahead, other = Caller("ahead", PROMPT), Caller("other", PROMPT)
+    opened(engine, ahead, other)
+    engine.submit(ahead.verify(num_decode_steps=8))
+    order: list[str] = []
+    engine.submit(other.verify(num_decode_steps=8))
+    while engine.wait_s() == 0.0:
+        clock.now += 0.001
+        output = engine.step()
+        assert output is not None
+        order.extend(reply.session_id for reply in output.replies)
+    assert order == ["ahead", "other"] * 8
+
+
+# The hold rule
+
+
+class TimedRunner(ToyRunner):
+    """A toy whose forwards take time on a hand-turned clock."""
+
+    clock: Clock
+    step_s: float
+
+    def forward(self, batch):
+        self.clock.now += self.step_s
+        return super().forward(batch)
+
+
+def timed_engine(step_s: float) -> tuple[Engine, Clock]:
+    clock = Clock()
+    engine = toy_engine(clock=clock, enable_prefix_caching=False)
+    runner = engine._runner
+    assert isinstance(runner, ToyRunner)
+    runner.__class__ = TimedRunner
+    assert isinstance(runner, TimedRunner)
+    runner.clock, runner.step_s = clock, step_s
+    return engine, clock
+
+
+def rhythm(engine: Engine, clock: Clock, callers: list[Caller], gaps: list[float]) -> None:
+    """Let every session play rounds at its own gap, so that the engine learns both times."""
+    opened(engine, *callers)
+    for caller, gap in zip(callers, gaps, strict=True):
+        for _ in range(60):
+            clock.now += gap
+            (reply,) = run_forced(engine, clock, caller)
+            caller.heard(reply)
+
+
+def run_forced(engine: Engine, clock: Clock, caller: Caller) -> list[VerifyReply]:
+    engine.submit(caller.verify([1] * 4))
+    output: EngineOutput | None = None
+    while output is None:
+        clock.now += engine.wait_s() or 0.0
+        output = engine.step()
+    return [reply for reply in output.replies if isinstance(reply, VerifyReply)]
+
+
+def prepared(step_s: float, num_late: int = 3) -> tuple[Engine, Clock, list[Caller]]:
+    """One session calls; the others were just answered and call again in about 2 ms."""
+    engine, clock = timed_engine(step_s)
+    callers = [Caller(str(i), [i, 2, 3], GREEDY) for i in range(num_late + 1)]
+    rhythm(engine, clock, callers, [0.002] * len(callers))
+    for session in engine._sessions:
+        session.replied_at = clock.now
+    engine.submit(callers[0].verify([1] * 4))
+    return engine, clock, callers
+
+
+def test_a_batch_is_held_for_calls_that_are_about_to_come():
+    """m = 1 ready, e = 3 expected within w = 2 ms, T = 20 ms: 3 * 18 > 1 * 2."""
+    engine, clock, callers = prepared(step_s=0.020)
+    wait = engine.wait_s()
+    assert wait is not None
+    assert 0.002 <= wait < 0.004
+    assert engine.step() is None
+    clock.now += 0.001
+    for caller in callers[1:]:
+        engine.submit(caller.verify([1] * 4))
+    assert engine.wait_s() == 0.0, "nobody else is expected"
+    output = engine.step()
+    assert output is not None
+    assert {reply.session_id for reply in output.replies} == {"0", "1", "2", "3"}
+
+
+def test_a_hold_ends_after_the_chosen_time_and_is_never_extended():
+    engine, clock, _ = prepared(step_s=0.020)
+    wait = engine.wait_s()
+    assert wait
+    clock.now += wait / 2
+    for session in engine._sessions:
+        if session.in_flight is None:
+            session.replied_at = clock.now  # as if they were expected later now
+    assert engine.wait_s() == pytest.approx(wait / 2)
+    clock.now += wait
+    assert engine.wait_s() == 0.0
+    output = engine.step()
+    assert output is not None
+    assert len(output.replies) == 1
+
+
+def test_a_batch_is_not_held_when_waiting_costs_more_than_it_saves():
+    """e * (T - w) > m * w fails: one expected, many ready, or a forward as short as the wait."""
+    engine, _, callers = prepared(step_s=0.005, num_late=3)
+    for caller in callers[1:3]:
+        engine.submit(caller.verify([1] * 4))
+    assert engine.wait_s() == 0.0
+    engine, _, _ = prepared(step_s=0.0015)
+    assert engine.wait_s() == 0.0
+
+
+def test_a_forward_of_no_time_is_never_held():
+    engine, _, _ = prepared(step_s=0.0)
+    assert engine.wait_s() == 0.0
+
+
+def test_prefill_work_is_never_held():
+    engine, _, _ = prepared(step_s=0.020)
+    engine.submit(Caller("new", PROMPT * 20).verify())
+    assert engine.wait_s() == 0.0
+
+
+def test_sessions_that_fell_silent_are_not_waited_for():
+    engine, clock, _ = prepared(step_s=0.020)
+    clock.now += 0.5
+    assert engine.wait_s() == 0.0
