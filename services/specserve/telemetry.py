@@ -20,12 +20,10 @@ from prometheus_client import CollectorRegistry, Counter
 
 from specserve.errors import ConfigurationError
 
-SPAN_REQUEST = "specserve.request"
 SPAN_ROUND = "specserve.round"
 SPAN_DRAFT = "spec_draft"
 SPAN_VERIFY = "spec_verify"
 
-ATTRIBUTE_ROUND = "specserve.round"
 ATTRIBUTE_NUM_SPECULATIVE_TOKENS = "specserve.num_speculative_tokens"
 ATTRIBUTE_NUM_DRAFT_TOKENS = "specserve.num_draft_tokens"
 ATTRIBUTE_NUM_ACCEPTED_TOKENS = "specserve.num_accepted_tokens"

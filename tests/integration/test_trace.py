@@ -92,16 +92,16 @@ async def test_one_trace_from_the_gateway_to_both_devices(sink: Sink) -> None:
     rounds = sink.named(telemetry.SPAN_ROUND)
     assert {span.parent_span_id for span in rounds} == {generate.span_id}
     by_id = {span.span_id: span for span in rounds}
-    for name in ("draft.propose", "target.verify"):
+    for name, role in (("spec_draft", "draft"), ("spec_verify", "target")):
         for span in sink.named(name):
             parent = by_id[span.parent_span_id]
             assert parent.start_time_unix_nano <= span.start_time_unix_nano
             found = attributes(span)
-            assert found[telemetry.ATTRIBUTE_REPLICA].startswith(name.partition(".")[0])
+            assert found[telemetry.ATTRIBUTE_REPLICA].startswith(role)
             assert found[telemetry.ATTRIBUTE_FORWARD_S] > 0
             assert found[telemetry.ATTRIBUTE_BATCH_SIZE] == 1
-    assert len(sink.named("target.verify")) == len(rounds)
-    assert len(sink.named("draft.propose")) >= answer.record.num_spec_steps
+    assert len(sink.named("spec_verify")) == len(rounds)
+    assert len(sink.named("spec_draft")) >= answer.record.num_spec_steps
     drafted = [attributes(s)[telemetry.ATTRIBUTE_NUM_DRAFT_TOKENS] for s in rounds]
     accepted = [attributes(s)[telemetry.ATTRIBUTE_NUM_ACCEPTED_TOKENS] for s in rounds]
     assert sum(drafted) == answer.record.num_draft_tokens

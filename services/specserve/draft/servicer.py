@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 
+from specserve import telemetry
 from specserve.config import MAX_NUM_SPECULATIVE_TOKENS
 from specserve.errors import InvalidRequest, SpecServeError
 from specserve.model.messages import ProposeCall, ProposeReply, Reply
@@ -19,7 +20,7 @@ from specserve.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 class DraftWire:
     """ProposeCall and ProposeReply as protobuf."""
 
-    span_name = "draft.propose"
+    span_name = telemetry.SPAN_DRAFT
 
     def unpack_call(self, message: draft_pb2.ProposeCall, call_id: int) -> ProposeCall:
         """Read a call.

@@ -9,7 +9,6 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -23,6 +22,7 @@ from specserve.model.messages import SessionOpening
 from specserve.orchestrator.admission import PairLimits, admit
 from specserve.orchestrator.decode import Decoder
 from specserve.orchestrator.draft_session import DraftSession
+from specserve.orchestrator.outbox import Outbox
 from specserve.orchestrator.pair import Pair
 from specserve.orchestrator.responses import block_response, record_message
 from specserve.orchestrator.target_session import TargetSession
@@ -75,17 +75,22 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         span = self._tracer.start_span(
             "orchestrator.generate", context=parent, kind=trace.SpanKind.SERVER
         )
-        blocks = self._blocks(request, span)
+        outbox = Outbox()
+        decoding = asyncio.create_task(self._decode(request, span, outbox))
+        decoding.add_done_callback(lambda _: outbox.close())
         try:
-            async for response in blocks:
+            while (response := await outbox.take()) is not None:
                 await context.write(response)
+            await decoding
         finally:
-            await blocks.aclose()
+            decoding.cancel()
+            await asyncio.gather(decoding, return_exceptions=True)
             span.end()
 
-    async def _blocks(
-        self, request: generation_pb2.GenerateRequest, span: trace.Span
-    ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
+    async def _decode(
+        self, request: generation_pb2.GenerateRequest, span: trace.Span, outbox: Outbox
+    ) -> None:
+        """Decode a choice; cancelling frees both KV caches."""
         vocabulary = await self._pair.wait_ready(self._config.reopen_timeout_s)
         limits = PairLimits(self._pair.max_model_len, self._pair.num_speculative_tokens)
         state, trimmer = admit(request, vocabulary, limits)
@@ -115,7 +120,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                     self.num_rounds += 1
                     response = block_response(committed, origins=request.include_origins)
                     if committed.emission.finish_reason is not None:
-                        # Free the KV before the last block is written: a slow reader holds none.
+                        # Free the KV before anything else; a slow reader holds none of it.
                         decoder.close()
                         record = record_message(decoder.record, detailed=request.include_origins)
                         record.num_late_proposals = draft.num_late if draft else 0
@@ -123,7 +128,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                         record.cached_prompt_tokens = target.cached_prompt_tokens
                         record.num_speculative_tokens = state.num_speculative_tokens
                         response.record.CopyFrom(record)
-                    yield response
+                    outbox.put(response)
         finally:
             decoder.close()
             self.num_running -= 1

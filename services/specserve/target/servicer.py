@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import numpy as np
 
+from specserve import telemetry
 from specserve.config import MAX_NUM_SPECULATIVE_TOKENS
 from specserve.errors import InvalidProposal, InvalidRequest, SpecServeError
 from specserve.model.messages import Reply, TokenLogprobs, VerifyCall, VerifyReply
@@ -24,7 +25,7 @@ MAX_DECODE_STEPS = 256
 class TargetWire:
     """VerifyCall and VerifyReply as protobuf."""
 
-    span_name = "target.verify"
+    span_name = telemetry.SPAN_VERIFY
 
     def unpack_call(self, message: target_pb2.VerifyCall, call_id: int) -> VerifyCall:
         """Read a call.
