@@ -1,0 +1,123 @@
+"""Text sampled from a target, with the target's top log-probabilities, as one `.npz` file.
+
+Knows the arrays and how rows are cut into training batches; knows no model.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One prompt and its answer."""
+
+    prompt: IntArray
+    """Token ids of the prompt, template included."""
+    answer: IntArray
+    """Token ids sampled after the prompt."""
+    top_ids: IntArray
+    """[answer length, k] the target's most likely ids at each answer position."""
+    top_logprobs: FloatArray
+    """[answer length, k] their log-probabilities at temperature 1; -30 fills."""
+
+
+@dataclass(frozen=True, slots=True)
+class DistillText:
+    """All rows of one text file."""
+
+    rows: tuple[Row, ...]
+    """In file order: even rows were answered greedily, odd rows at temperature 1."""
+
+    @property
+    def num_answer_tokens(self) -> int:
+        """Count the answer tokens of all rows."""
+        return sum(len(row.answer) for row in self.rows)
+
+    @property
+    def common_prefix_length(self) -> int:
+        """Count the leading prompt tokens that every row shares (the system part)."""
+        first = self.rows[0].prompt
+        length = len(first) - 1
+        for row in self.rows[1:]:
+            length = min(length, len(row.prompt) - 1)
+            differs = np.flatnonzero(row.prompt[:length] != first[:length])
+            if len(differs):
+                length = int(differs[0])
+        return length
+
+    def frequent_token_ids(self, size: int, special_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """List the `size` most frequent ids of answers and first guesses, plus `special_ids`."""
+        used = [row.answer for row in self.rows] + [row.top_ids[:, 0] for row in self.rows]
+        counts = np.bincount(np.concatenate(used))
+        order = np.argsort(-counts, kind="stable")
+        frequent = [int(token_id) for token_id in order[:size] if counts[token_id] > 0]
+        return tuple(sorted({*frequent, *special_ids}))
+
+    def held_out(self, every: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Split row numbers into training and held-out ones, pairs of rows kept together.
+
+        Every `every`-th pair (one greedy, one sampled row) is held out.
+        """
+        held = tuple(i for i in range(len(self.rows)) if (i // 2) % every == 0)
+        train = tuple(i for i in range(len(self.rows)) if (i // 2) % every != 0)
+        return train, held
+
+
+def load_text(path: Path) -> DistillText:
+    """Read the rows of a text file."""
+    with np.load(path) as arrays:
+        prompt, answer = arrays["prompt"].astype(np.int64), arrays["answer"].astype(np.int64)
+        top_ids = arrays["top_ids"].astype(np.int64)
+        top_logprobs = arrays["top_logprobs"].astype(np.float32)
+        prompt_ends = np.cumsum(arrays["prompt_len"])[:-1]
+        answer_ends = np.cumsum(arrays["answer_len"])[:-1]
+    pieces = zip(
+        np.split(prompt, prompt_ends),
+        np.split(answer, answer_ends),
+        np.split(top_ids, answer_ends),
+        np.split(top_logprobs, answer_ends),
+        strict=True,
+    )
+    return DistillText(tuple(Row(*piece) for piece in pieces))
+
+
+def save_text(path: Path, text: DistillText) -> None:
+    """Write the rows to `path`, whole or not at all."""
+    rows = text.rows
+    largest = max(int(row.top_ids.max()) for row in rows)
+    id_type = np.uint16 if largest < 1 << 16 else np.uint32
+    part = path.with_name(path.name + ".part.npz")
+    np.savez_compressed(
+        part,
+        prompt=np.concatenate([row.prompt for row in rows]).astype(id_type),
+        prompt_len=np.array([len(row.prompt) for row in rows], np.int32),
+        answer=np.concatenate([row.answer for row in rows]).astype(id_type),
+        answer_len=np.array([len(row.answer) for row in rows], np.int32),
+        top_ids=np.concatenate([row.top_ids for row in rows]).astype(id_type),
+        top_logprobs=np.concatenate([row.top_logprobs for row in rows]).astype(np.float16),
+    )
+    part.replace(path)
+
+
+def batches(
+    text: DistillText, row_numbers: tuple[int, ...], num_tokens: int, seed: int, epoch: int
+) -> Iterator[list[Row]]:
+    """Yield shuffled groups of rows of about `num_tokens` tokens; the same for the same seed."""
+    group: list[Row] = []
+    filled = 0
+    for number in np.random.default_rng([seed, epoch]).permutation(row_numbers):
+        row = text.rows[number]
+        group.append(row)
+        filled += len(row.prompt) + len(row.answer)
+        if filled >= num_tokens:
+            yield group
+            group, filled = [], 0
+    if group:
+        yield group
