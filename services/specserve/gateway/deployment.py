@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
@@ -35,8 +36,8 @@ from specserve.rpc.serve_hooks import (
 class GatewayDeployment:
     """One gateway replica: stateless, as many as HTTP needs."""
 
-    async def __init__(
-        self, config: GatewayConfig, target: EngineConfig, orchestrator: DeploymentHandle
+    async def __init__(  # type: ignore[misc] # Serve awaits it
+        self, config: GatewayConfig, target: EngineConfig, orchestrator: DeploymentHandle[Any]
     ) -> None:
         telemetry.configure_tracing("specserve-gateway")
         self._tokenizer = await asyncio.to_thread(load_tokenizer, target)
@@ -68,7 +69,7 @@ class GatewayDeployment:
             await asyncio.to_thread(telemetry.shutdown_tracing)
 
 
-async def look(handle: DeploymentHandle) -> PoolView:
+async def look(handle: DeploymentHandle[Any]) -> PoolView:
     """Ask every replica of a deployment for its address."""
     answers = await handle.broadcast("address").results_async(
         timeout_s=DISCOVERY_TIMEOUT_S, return_exceptions=True

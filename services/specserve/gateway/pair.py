@@ -49,7 +49,7 @@ class PairWatch:
         """Return the pair.
 
         Raises:
-            ModelUnavailable: it is not loaded or not compatible; the reason is in the message.
+            ModelUnavailable: no target is loaded; the reason is in the message.
             PeerUnavailable: no orchestrator could be asked, and none ever answered.
         """
         async with self._asking:
@@ -71,15 +71,18 @@ class PairWatch:
             if known is None:
                 raise
             return known
+        if known is not None and not answer.HasField("target"):
+            # A target that restarts loses no request either: the orchestrator waits for it.
+            return known
         return self.of(answer)
 
     def of(self, answer: GetPairResponse) -> ServedPair:
-        """Read an answer.
+        """Read an answer. A pair without a draft serves too, target-only.
 
         Raises:
-            ModelUnavailable: the pair is not ready.
+            ModelUnavailable: no target is loaded.
         """
-        if not answer.ready:
+        if not answer.HasField("target"):
             raise ModelUnavailable(answer.reason or "the model pair is still being loaded")
         target = answer.target
         return ServedPair(

@@ -47,12 +47,12 @@ class PagedBatch:
         self.plan = plan
         self._pool = pool
         self._masks: dict[tuple[int, int, int], torch.Tensor] = {}
-        self._last_written: torch.Tensor | None = None
+        self._last_written: tuple[torch.Tensor, ...] = ()
 
     @property
     def is_finite(self) -> bool:
         """Whether the last layer's keys and values are: anything bad before it reaches them."""
-        return self._last_written is None or bool(torch.isfinite(self._last_written).all())
+        return all(bool(torch.isfinite(tensor).all()) for tensor in self._last_written)
 
     def attend(
         self,
@@ -66,23 +66,18 @@ class PagedBatch:
         """Write key and value, attend; [1, Hq, T, D] queries to [1, T, Hq, Dv]."""
         shape = self._pool.layers[layer]
         rows = query.shape[2]
-        keys = key[0].transpose(0, 1).reshape(rows, -1)  # [T, Hkv * Dk]
-        values = value[0].transpose(0, 1).reshape(rows, -1)  # [T, Hkv * Dv]
-        self.write(layer, torch.cat((keys, values), dim=1))
+        self.write(layer, key[0], value[0])
         grouped = query.view(shape.num_kv_heads, -1, rows, shape.key_dim)  # [Hkv, g, T, D]
         flat = grouped.permute(2, 1, 0, 3).reshape(rows, -1)  # [T, g * Hkv * D]
         output = self.attend_rows(layer, flat, scale, window)  # [T, g * Hkv * Dv]
         output = output.view(rows, -1, shape.num_kv_heads, shape.value_dim)
         return output.transpose(1, 2).reshape(1, rows, -1, shape.value_dim)
 
-    def write(self, layer: int, rows: torch.Tensor) -> None:
-        """Write the new tokens' [T, W] keys and values to their slots."""
-        self._last_written = rows
-        pool = self._pool.rows(layer)
-        if self.plan.first_slot is None:
-            pool.index_copy_(0, self.plan.slots, rows)
-        else:
-            pool.narrow(0, self.plan.first_slot, rows.shape[0]).copy_(rows)
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Write the new tokens' keys [Hkv, T, Dk] and values [Hkv, T, Dv] to their slots."""
+        self._last_written = (keys, values)
+        first = self.plan.first_slot
+        self._pool.write(layer, self.plan.slots if first is None else first, keys, values)
 
     def attend_rows(
         self, layer: int, query: torch.Tensor, scale: float, window: int | None
@@ -144,11 +139,10 @@ class PagedBatch:
         """Return the group's keys [B, Hkv, L, Dk] and values [B, Hkv, L, Dv]."""
         if group.block_ids is None:
             return self._pool.slice(layer, group.first_slot or 0, group.num_keys)
-        rows = self._pool.gather(layer, group.block_ids)  # [B * blocks * size, W]
+        keys, values = self._pool.gather(layer, group.block_ids, group.num_sequences)
         if group.num_sequences == 1:
-            rows = rows[: group.num_keys]
-        rows = rows.view(group.num_sequences, group.num_keys, -1)  # [B, L, W]
-        return self._pool.layers[layer].split(rows)
+            keys, values = keys[:, :, : group.num_keys], values[:, :, : group.num_keys]
+        return keys, values
 
     def _mask(
         self, number: int, group: SequenceGroup, repeats: int, window: int | None

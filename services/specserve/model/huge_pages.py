@@ -19,6 +19,14 @@ _MADV_COLLAPSE = 25
 _MAPS = Path("/proc/self/maps")
 
 
+def prefer_huge_pages(address: int, num_bytes: int) -> None:
+    """Let memory that is not touched yet come in huge pages when it is."""
+    start, length = _whole_pages(address, address + num_bytes)
+    if length > 0 and _MAPS.exists():
+        libc = ctypes.CDLL(None)
+        libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _MADV_HUGEPAGE)
+
+
 def collapse_to_huge_pages() -> int:
     """Move all large anonymous memory of this process to huge pages; return the bytes moved.
 
@@ -33,9 +41,8 @@ def collapse_to_huge_pages() -> int:
         extent, permissions, _, _, inode, *name = line.split(maxsplit=5)
         if not permissions.startswith("rw-p") or inode != "0" or name not in ([], ["[heap]"]):
             continue
-        start, end = (int(text, 16) for text in extent.split("-"))
-        start = -(-start // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
-        length = (end - start) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
+        first, _, last = extent.partition("-")
+        start, length = _whole_pages(int(first, 16), int(last, 16))
         if length <= 0:
             continue
         address, size = ctypes.c_void_p(start), ctypes.c_size_t(length)
@@ -45,3 +52,9 @@ def collapse_to_huge_pages() -> int:
             moved += length
     logger.debug("%.0f MB lie in huge pages", moved / 1e6)
     return moved
+
+
+def _whole_pages(start: int, end: int) -> tuple[int, int]:
+    """Return start and length of the whole huge pages in a range; the length may be negative."""
+    start = -(-start // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+    return start, (end - start) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES

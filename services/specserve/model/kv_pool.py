@@ -1,7 +1,6 @@
-"""The KV pool: one row per token slot and layer, grouped in fixed blocks.
+"""The KV pool: keys and values by layer, head and token slot; slots grouped in fixed blocks.
 
-Knows shapes, memory and device; knows no session, no block allocation and no model. A layer's row
-holds its keys, then its values, so that one gather reads both.
+Knows shapes, memory and device; knows no session, no block allocation and no model.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import torch
 
 from specserve.config import EngineConfig
 from specserve.errors import ConfigurationError
+from specserve.model.huge_pages import prefer_huge_pages
 
 CPU_KV_BYTES = 1 << 29
 """KV pool on a CPU when no size is asked for."""
@@ -35,17 +35,8 @@ class LayerShape:
 
     @property
     def row_size(self) -> int:
-        """Elements per token: all keys, then all values."""
+        """Elements per token, keys and values together."""
         return self.num_kv_heads * (self.key_dim + self.value_dim)
-
-    def split(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """View [B, L, W] rows as keys [B, Hkv, L, Dk] and values [B, Hkv, L, Dv]."""
-        batch, length, _ = rows.shape
-        keys, values = rows.tensor_split((self.num_kv_heads * self.key_dim,), dim=2)
-        return (
-            keys.view(batch, length, self.num_kv_heads, self.key_dim).transpose(1, 2),
-            values.view(batch, length, self.num_kv_heads, self.value_dim).transpose(1, 2),
-        )
 
 
 def kv_bytes_per_token(layers: Sequence[LayerShape], dtype: torch.dtype) -> int:
@@ -56,8 +47,10 @@ def kv_bytes_per_token(layers: Sequence[LayerShape], dtype: torch.dtype) -> int:
 class KvPool:
     """Keys and values of `num_blocks * block_size` token slots, for every layer.
 
-    One block more than asked is allocated: it stays zero and pads short block tables, so that a
-    gather over sequences of different lengths never reads what another session left behind.
+    A head's slots lie side by side, so that reading a sequence is reading straight on: on a CPU that
+    halves the time of attention over a long cache. One block more than asked is allocated: it stays
+    zero and pads short block tables, so that a gather over sequences of different lengths never
+    reads what another session left behind.
     """
 
     def __init__(
@@ -73,17 +66,16 @@ class KvPool:
         self.block_size = block_size
         self.dtype = dtype
         self.device = device
-        num_slots = (num_blocks + 1) * block_size
-        self._rows = [
-            torch.zeros((num_slots, layer.row_size), dtype=dtype, device=device)
-            for layer in self.layers
-        ]  # each [S, W]
-        self._blocks = [rows.view(num_blocks + 1, -1) for rows in self._rows]  # each [blocks, W']
-        # Made once: a view costs as much to make as a small product.
-        self._views = [
-            layer.split(rows.unsqueeze(0))
-            for layer, rows in zip(self.layers, self._rows, strict=True)
-        ]  # each [1, Hkv, S, Dk], [1, Hkv, S, Dv]
+        self._keys = [self._allocate(x.num_kv_heads, x.key_dim) for x in layers]
+        self._values = [self._allocate(x.num_kv_heads, x.value_dim) for x in layers]
+
+    def _allocate(self, num_heads: int, dim: int) -> torch.Tensor:
+        """Make one layer's zeroed [Hkv, S, D] keys or values."""
+        shape = (num_heads, (self.num_blocks + 1) * self.block_size, dim)
+        made = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        if self.device.type == "cpu":
+            prefer_huge_pages(made.data_ptr(), made.nbytes)
+        return made
 
     @property
     def padding_block(self) -> int:
@@ -95,29 +87,56 @@ class KvPool:
         """Memory of the blocks that sessions can hold."""
         return self.num_blocks * self.block_size * kv_bytes_per_token(self.layers, self.dtype)
 
-    def rows(self, layer: int) -> torch.Tensor:
-        """Return a layer's slots, [S, W]; writing to it writes to the pool."""
-        return self._rows[layer]
+    def write(
+        self, layer: int, slots: int | torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> None:
+        """Store the keys [Hkv, T, Dk] and values [Hkv, T, Dv] of T tokens.
+
+        Args:
+            slots: [T] int64, or the first of T consecutive slots.
+        """
+        for pool, new in ((self._keys[layer], keys), (self._values[layer], values)):
+            if isinstance(slots, int):
+                pool.narrow(1, slots, new.shape[1]).copy_(new)
+            else:
+                pool.index_copy_(1, slots, new)
 
     def slice(self, layer: int, start: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """View consecutive slots as keys [1, Hkv, L, Dk] and values [1, Hkv, L, Dv]."""
-        keys, values = self._views[layer]
-        return keys.narrow(2, start, length), values.narrow(2, start, length)
+        keys, values = self._keys[layer], self._values[layer]
+        return (
+            keys.narrow(1, start, length).unsqueeze(0),
+            values.narrow(1, start, length).unsqueeze(0),
+        )
 
-    def gather(self, layer: int, block_ids: torch.Tensor) -> torch.Tensor:
-        """Copy out whole blocks: [N] int64 ids to [N * block_size, W] rows."""
-        blocks = self._blocks[layer].index_select(0, block_ids)  # [N, block_size * W]
-        return blocks.view(-1, self.layers[layer].row_size)
+    def gather(
+        self, layer: int, block_ids: torch.Tensor, num_sequences: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copy out whole blocks as keys [B, Hkv, L, Dk] and values [B, Hkv, L, Dv].
+
+        Args:
+            block_ids: [B * blocks] int64, each sequence's blocks after the other's.
+        """
+        keys, values = (
+            pool.view(pool.shape[0], -1, self.block_size * pool.shape[2])
+            .index_select(1, block_ids)
+            .view(pool.shape[0], num_sequences, -1, pool.shape[2])
+            .transpose(0, 1)
+            for pool in (self._keys[layer], self._values[layer])
+        )
+        return keys, values
 
     def copy_block(self, source: int, destination: int) -> None:
         """Copy one block, all layers."""
-        for blocks in self._blocks:
-            blocks[destination].copy_(blocks[source])
+        size = self.block_size
+        for pool in (*self._keys, *self._values):
+            kept = pool.narrow(1, source * size, size)
+            pool.narrow(1, destination * size, size).copy_(kept)
 
     def clear_slots(self, slots: torch.Tensor) -> None:
         """Zero the given slots, [N] int64, in every layer."""
-        for rows in self._rows:
-            rows.index_fill_(0, slots, 0.0)
+        for pool in (*self._keys, *self._values):
+            pool.index_fill_(1, slots, 0.0)
 
 
 @dataclass(frozen=True, slots=True)

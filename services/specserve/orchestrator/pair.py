@@ -38,6 +38,8 @@ class Pair:
                 DRAFT_KIND, heartbeat_s=config.heartbeat_s, hang_s=config.device_hang_s
             )
         self.vocabulary: Vocabulary | None = None
+        self._was_complete = False
+        """A pair that lost its draft goes on target-only: that is no reason to send users away."""
         self._config = config
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -166,8 +168,9 @@ class Pair:
         response.ready = (
             target is not None
             and self.vocabulary is not None
-            and (self.drafts is None or response.speculation_enabled)
+            and (self.drafts is None or response.speculation_enabled or self._was_complete)
         )
+        self._was_complete = self._was_complete or response.ready
         return response
 
     def _reason(self, target: Any, draft: Any) -> str:

@@ -41,7 +41,7 @@ class SamplingParams:
     min_p: float = 0.0
     """Keep tokens with at least this share of the most likely token's probability; 0 keeps all."""
     stop_token_ids: tuple[int, ...] = ()
-    """Ids that end decode-ahead on the target (EOS and the request's own); the cut is made elsewhere."""
+    """Ids that end decode-ahead on the target (EOS and the request's own); the cut is elsewhere."""
     num_logprobs: int = -1
     """Top log-probabilities wanted per emitted token; 0 means the chosen one only, -1 none."""
 

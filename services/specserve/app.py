@@ -1,0 +1,195 @@
+"""The Ray Serve application, and a Ray of one's own to run it on one machine.
+
+`build_app` is a typed application builder: a Serve config file names it by
+`import_path: specserve.app:build_app` and gives the fields of `ServeArgs` as `args`. Knows no
+token and no HTTP. No postponed annotations here: Serve reads `build_app`'s to validate `args`.
+"""
+
+import contextlib
+import io
+import logging
+import os
+import re
+import shutil
+import tempfile
+import threading
+from typing import Any, Self, cast
+
+import ray
+from ray import serve
+from ray.serve import Application, Deployment
+
+from specserve.draft.deployment import DraftDeployment
+from specserve.errors import ConfigurationError
+from specserve.gateway.deployment import GatewayDeployment
+from specserve.orchestrator.deployment import OrchestratorDeployment
+from specserve.rpc.serve_hooks import ReplicaDescription
+from specserve.serve_args import PoolOptions, ServeArgs, place_on_gpus
+from specserve.target.deployment import TargetDeployment
+
+APP_NAME = "specserve"
+
+SHUTDOWN_MARGIN_S = 3.0
+"""Serve kills a replica this long after its drain deadline."""
+
+DESCRIBE_TIMEOUT_S = 10.0
+
+_REPLICA_ENV = {
+    # One event loop per replica. By default Serve runs user code on a loop beside the one that
+    # its own gRPC server lives on, and grpc.aio in two loops of one process is known for
+    # BlockingIOError noise. One loop was also faster: 0.48 against 0.56 ms per call of ours.
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+}
+
+_SERVE_TRACING = "RAY_SERVE_TRACING_EXPORTER_IMPORT_PATH"
+"""Set where Serve traces: its spans then need a service name per deployment."""
+
+
+def build_app(args: ServeArgs) -> Application:
+    """Bind the four deployments: gateway → orchestrator → draft and target.
+
+    Raises:
+        ConfigurationError: draft_model without a model.
+    """
+    target = _bind(
+        TargetDeployment, _options(args, args.target_pool, "target"), args.target_config()
+    )
+    draft_config = args.draft_config()
+    draft = None
+    if draft_config is not None:
+        draft = _bind(DraftDeployment, _options(args, args.draft_pool, "draft"), draft_config)
+    orchestrator = _bind(
+        OrchestratorDeployment,
+        _options(args, args.orchestrator_pool, "orchestrator"),
+        args.orchestrator_config(),
+        target,
+        draft,
+    )
+    return _bind(
+        GatewayDeployment,
+        _options(args, args.gateway_pool, "gateway"),
+        args.gateway,
+        args.target,
+        orchestrator,
+    )
+
+
+def _bind(deployment: object, options: dict[str, Any], *args: object) -> Application:
+    # To the type checker Serve's decorator returns the class that it was given.
+    return cast("Deployment", deployment).options(**options).bind(*args)
+
+
+def _options(args: ServeArgs, pool: PoolOptions, role: str) -> dict[str, Any]:
+    actor: dict[str, Any] = {"num_cpus": pool.num_cpus, "num_gpus": pool.num_gpus}
+    env = {name: value for name, value in _REPLICA_ENV.items() if os.environ.get(name) != value}
+    if os.environ.get(_SERVE_TRACING):
+        env["OTEL_SERVICE_NAME"] = f"{APP_NAME}-{role}"
+    if env:
+        # Left out where every process has it already: a replica with an environment of its own
+        # cannot use one of the workers that Ray has started ahead.
+        actor["runtime_env"] = {"env_vars": env}
+    return {
+        "num_replicas": pool.num_replicas,
+        # Serve's default of 5 would make a sixth stream wait. Our own limits lie behind.
+        "max_ongoing_requests": 4096,
+        "health_check_period_s": 2.0,
+        "max_constructor_retry_count": args.max_start_attempts,
+        "graceful_shutdown_wait_loop_s": 0.25,
+        "graceful_shutdown_timeout_s": args.server.drain_deadline_s + SHUTDOWN_MARGIN_S,
+        "logging_config": {"log_level": "WARNING", "enable_access_log": False},
+        "ray_actor_options": actor,
+    }
+
+
+class LocalRay:
+    """A Ray cluster of one node that belongs to this process, with the application on it.
+
+    Use as a context manager: leaving it stops everything that was started, whatever happened.
+    """
+
+    def __init__(self, args: ServeArgs) -> None:
+        self._args = args
+        self._directory = ""
+
+    def __enter__(self) -> Self:
+        # Ray's processes inherit these. Nobody is told about this user's cluster.
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.update(_REPLICA_ENV)
+        for name in ("ray", "ray.serve"):
+            logging.getLogger(name).setLevel(logging.ERROR)
+        # Unix socket paths end at 107 bytes, and Ray's are long: a short directory of our own.
+        self._directory = tempfile.mkdtemp(prefix="specserve-", dir="/tmp")
+        try:
+            ray.init(
+                address="local",
+                include_dashboard=False,
+                num_cpus=max(2, os.cpu_count() or 2),
+                object_store_memory=100 << 20,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _temp_dir=self._directory,
+            )
+            self._args = place_on_gpus(self._args, int(ray.cluster_resources().get("GPU", 0)))
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+    @property
+    def logs(self) -> str:
+        """Directory of the replicas' logs, gone after a clean stop."""
+        return f"{self._directory}/session_latest/logs/serve"
+
+    def deploy(self) -> None:
+        """Start Serve and the application; return when every replica has started.
+
+        Raises:
+            ConfigurationError: a replica does not start; the message carries its error.
+        """
+        gateway = self._args.gateway
+        serve.start(
+            http_options=serve.HTTPOptions(host=gateway.host, port=gateway.port),
+            logging_config={"log_level": "WARNING", "enable_access_log": False},
+        )
+        try:
+            serve.run(build_app(self._args), name=APP_NAME, route_prefix="/")
+        except RuntimeError as error:
+            raise ConfigurationError(f"the application does not start: {_reason(error)}") from error
+
+    def describe(self) -> list[ReplicaDescription]:
+        """Ask every draft, target and orchestrator replica who and where it is."""
+        found: list[ReplicaDescription] = []
+        for role in ("orchestrator", "draft", "target"):
+            if role == "draft" and self._args.speculative is None:
+                continue
+            handle = serve.get_deployment_handle(role, APP_NAME)
+            found += handle.broadcast("describe").results(timeout_s=DESCRIBE_TIMEOUT_S)
+        return found
+
+    def stop(self) -> None:
+        """Drain and stop the application, Serve and Ray. Idempotent."""
+        if ray.is_initialized():
+            # Ray tells stdout, in colour, that the controller it was asked to end has ended.
+            with contextlib.redirect_stdout(io.StringIO()):
+                stopping = threading.Thread(target=serve.shutdown, daemon=True)
+                stopping.start()
+                # Serve itself waits longer than anybody at a terminal should have to.
+                stopping.join(self._args.server.drain_deadline_s + SHUTDOWN_MARGIN_S + 1.0)
+                ray.shutdown()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _reason(error: RuntimeError) -> str:
+    """Find what a replica said when it did not start: one of our errors, else the last line."""
+    application = serve.status().applications.get(APP_NAME)
+    deployments = application.deployments.values() if application is not None else ()
+    messages = [deployment.message for deployment in deployments] + [str(error)]
+    for message in messages:
+        if ours := re.findall(r"specserve\.errors\.\w+: (.+)", message):
+            return str(ours[-1])
+    lines = [line.strip() for line in "\n".join(messages).splitlines() if line.strip()]
+    return lines[-1] if lines else repr(error)

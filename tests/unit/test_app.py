@@ -1,0 +1,68 @@
+"""The Serve application, built and not run: no Ray cluster is needed for that."""
+
+import inspect
+
+import pytest
+
+from specserve import app
+from specserve.serve_args import ServeArgs
+
+pytestmark = pytest.mark.slow  # Ray is imported
+
+ARGS = {
+    "target": {"model": "toy:vocab_size=96,seed=7"},
+    "speculative": {"model": "toy:vocab_size=96,seed=7,noise=0.7", "num_speculative_tokens": 3},
+    "target_pool": {"num_replicas": 2, "num_gpus": 1},
+}
+
+
+def deployments_of(application):
+    """Return {name: (options, bound arguments)} of everything bound into an application."""
+    found = {}
+    waiting = [application]
+    while waiting:
+        bound = waiting.pop()._bound_deployment
+        found[bound.name] = (bound._deployment_config, bound.init_args)
+        waiting += [value for value in bound.init_args if isinstance(value, type(application))]
+    return found
+
+
+def test_a_serve_config_names_the_builder_and_its_args():
+    """Serve validates `args` only when the annotation is the model itself, not a string."""
+    (parameter,) = inspect.signature(app.build_app).parameters.values()
+
+    assert parameter.annotation is ServeArgs
+
+
+def test_four_deployments_are_bound_together():
+    """The gateway asks the orchestrator, which finds target and draft; each has its own options."""
+    bound = deployments_of(app.build_app(ServeArgs.model_validate(ARGS)))
+
+    assert set(bound) == {"gateway", "orchestrator", "draft", "target"}
+    assert bound["target"][0].num_replicas == 2
+    assert bound["draft"][1][0].speculative.num_speculative_tokens == 3
+    assert bound["orchestrator"][1][0].speculative.num_speculative_tokens == 3
+    for config, _ in bound.values():
+        # Serve must not end a replica that is still draining.
+        assert config.graceful_shutdown_timeout_s > 30
+
+
+def test_a_target_alone_has_no_draft():
+    bound = deployments_of(app.build_app(ServeArgs.model_validate({"target": ARGS["target"]})))
+
+    assert set(bound) == {"gateway", "orchestrator", "target"}
+    assert bound["orchestrator"][1][2] is None
+
+
+def test_one_event_loop_per_replica_is_asked_for_where_it_is_not_set_B182(monkeypatch):
+    """User code shares Serve's loop: grpc.aio in two loops of one process makes trouble."""
+    args = ServeArgs.model_validate(ARGS)
+    name = "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD"
+
+    monkeypatch.delenv(name, raising=False)
+    options = app._options(args, args.draft_pool, "draft")
+    assert options["ray_actor_options"]["runtime_env"]["env_vars"][name] == "0"
+
+    for key, value in app._REPLICA_ENV.items():
+        monkeypatch.setenv(key, value)
+    assert "runtime_env" not in app._options(args, args.draft_pool, "draft")["ray_actor_options"]
