@@ -1,10 +1,11 @@
 """The Llama family's forward, written for few rows on a CPU.
 
 A decode step of a small model is a chain of a thousand tiny operations; what they cost is mostly
-the calling. This one has 15 a layer: projections of one input are joined or carry their activation
-and residual with them, rotary embedding is one multiply-add over queries, keys and values together,
-query heads lie so that attention needs no copies. Same arithmetic as transformers' own classes, up
-to roundings; checked against them when a model is loaded. Knows no batch layout and no sampling.
+the calling. This one has half of them: projections of one input are joined or carry their
+activation and residual with them, rotary embedding is one multiply-add over queries, keys and
+values together, query heads lie so that attention needs no transposed copies. Same arithmetic as
+transformers' own classes, up to roundings; checked against them when a model is loaded. Knows no
+batch layout and no sampling.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class FusedDecoder:
             and config.hidden_act == "silu"
             and len({(layer.num_kv_heads, layer.key_dim) for layer in layers}) == 1
             and layers[0].key_dim == layers[0].value_dim
-            and layers[0].key_dim % 2 == 0
+            and model.get_decoder().rotary_emb.inv_freq.numel() * 2 == layers[0].key_dim
         )
 
     def __call__(self, plan: BatchPlan, paged: PagedBatch) -> torch.Tensor:
@@ -116,8 +117,8 @@ class FusedDecoder:
                 joined = joined.narrow(0, 0, num_tokens)
             joined = joined.view(num_tokens, heads, dim)
             turned = torch.addcmul(joined * cos, joined.roll(dim // 2, -1), sin)
-            query, new = turned.view(num_tokens, -1).tensor_split((width,), dim=1)
-            paged.write(index, new)
+            paged.write(index, *turned[:, self._num_heads :].transpose(0, 1).chunk(2))
+            query = turned[:, : self._num_heads].flatten(1)  # [T, Hq * D]
             attended = paged.attend_rows(index, query, layer.scale, layer.window)  # [T, Hq * D]
             if rows != num_tokens:
                 mixed.copy_(attended)
@@ -132,7 +133,7 @@ class FusedDecoder:
         num_wanted = plan.logit_rows.numel()
         if num_wanted == 0:
             return hidden.new_empty((0, self._head.packed.shape[0]))
-        if num_wanted != num_tokens:
+        if not plan.all_rows_wanted:
             hidden = pad_rows(hidden.index_select(0, plan.logit_rows))
         return _apply(self._normalise(hidden, self._norm), self._head)[:num_wanted]
 

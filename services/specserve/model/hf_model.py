@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from specserve.config import EngineConfig
 from specserve.errors import ConfigurationError, ModelUnavailable
@@ -47,14 +49,15 @@ def load_model(
         raise _refusal(config, error) from error
     check_model_config(config.model, model_config)
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            model_dir,
-            config=model_config,
-            dtype=dtype,
-            attn_implementation=ATTENTION_NAME,
-            use_safetensors=True,
-            trust_remote_code=config.trust_remote_code,
-        )
+        with _no_progress_bar():
+            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+                model_dir,
+                config=model_config,
+                dtype=dtype,
+                attn_implementation=ATTENTION_NAME,
+                use_safetensors=True,
+                trust_remote_code=config.trust_remote_code,
+            )
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise _refusal(config, error) from error
     if "logits_to_keep" not in inspect.signature(model.forward).parameters:
@@ -63,6 +66,18 @@ def load_model(
     model.train(False)
     model.to(device)  # type: ignore[arg-type] # transformers wraps it without its types
     return model
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """Keep a second's progress bar out of a service's log."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
 
 
 def _refusal(config: EngineConfig, error: Exception) -> ConfigurationError | ModelUnavailable:

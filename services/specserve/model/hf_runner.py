@@ -51,6 +51,9 @@ class HuggingFaceRunner:
             else torch.tensor(logit_token_ids, dtype=torch.int64, device=pool.device)
         )
         self._num_columns = len(logit_token_ids) if logit_token_ids else info.vocab_size
+        # float32 is asked for where tokens must not depend on speculation: with packed weights,
+        # rows attended one by one equal plain decoding to the last bit.
+        self._row_by_row = pool.dtype == torch.float32 and pool.device.type == "cpu"
         self._clear_tails = False
 
     @classmethod
@@ -126,7 +129,7 @@ class HuggingFaceRunner:
         Returns:
             [sum of num_logit_rows, V'] float32 logits, in batch order.
         """
-        plan = plan_batch(batch, self._pool)
+        plan = plan_batch(batch, self._pool, self._row_by_row)
         if self._clear_tails and plan.tail_slots.size:
             self._pool.clear_slots(torch.from_numpy(plan.tail_slots).to(self._pool.device))
         paged = PagedBatch(plan, self._pool)

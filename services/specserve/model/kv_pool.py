@@ -47,10 +47,10 @@ def kv_bytes_per_token(layers: Sequence[LayerShape], dtype: torch.dtype) -> int:
 class KvPool:
     """Keys and values of `num_blocks * block_size` token slots, for every layer.
 
-    A head's slots lie side by side, so that reading a sequence is reading straight on: on a CPU that
-    halves the time of attention over a long cache. One block more than asked is allocated: it stays
-    zero and pads short block tables, so that a gather over sequences of different lengths never
-    reads what another session left behind.
+    A head's slots lie side by side, so that reading a sequence is reading straight on: on a CPU
+    that halves the time of attention over a long cache. One block more than asked is allocated: it
+    stays zero and pads short block tables, so that a gather over sequences of different lengths
+    never reads what another session left behind.
     """
 
     def __init__(

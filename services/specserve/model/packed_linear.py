@@ -1,10 +1,10 @@
 """Linear layers in the CPU's own weight layout (oneDNN), alone or joined.
 
 A plain bfloat16 product of few rows reads its weights at a quarter of the memory's speed; a packed
-one comes near it. Packed for 8 rows and called with `least_rows` or more, a row's result has the
-same bits however many rows run with it (measured on AVX-512 processors, both number types; elsewhere
-it may differ by roundings): what greedy speculation needs to equal plain decoding. Knows tensors and
-modules; knows no model.
+one comes near it. Packed for 8 rows and called with `LEAST_ROWS` or more, a row's result has the
+same bits however many rows run with it (measured on AVX-512 processors, both number types;
+elsewhere it may differ by roundings): what greedy speculation needs to equal plain decoding. Knows
+tensors and modules; knows no model.
 """
 
 from __future__ import annotations
@@ -17,6 +17,10 @@ from torch import nn
 _PACKED_FOR_ROWS = 8
 """Packing for one row picks kernels that add up in another order for one row than for several."""
 
+LEAST_ROWS = 4
+"""Fewest rows of a product, the rest zeros: a single row adds up in another order, and one to three
+rows take longer than four."""
+
 
 def can_pack(dtype: torch.dtype) -> bool:
     """Whether this processor and build of torch have the packed kernels for a number type."""
@@ -25,18 +29,9 @@ def can_pack(dtype: torch.dtype) -> bool:
     )
 
 
-def least_rows(dtype: torch.dtype) -> int:
-    """Return the fewest rows to call a packed product with; fewer are padded.
-
-    A single row takes another kernel, which adds up in another order; in bfloat16 one to three rows
-    are also slower than four.
-    """
-    return 4 if dtype == torch.bfloat16 else 2
-
-
 def pad_rows(rows: torch.Tensor) -> torch.Tensor:
-    """Append rows of zeros to [R, n] until there are `least_rows`."""
-    missing = least_rows(rows.dtype) - rows.shape[0]
+    """Append rows of zeros to [R, n] until there are `LEAST_ROWS`."""
+    missing = LEAST_ROWS - rows.shape[0]
     return nn.functional.pad(rows, (0, 0, 0, missing)) if missing > 0 else rows
 
 

@@ -66,13 +66,26 @@ class BatchPlan:
     groups: tuple[SequenceGroup, ...]
     logit_rows: torch.Tensor
     """[R] rows whose logits are wanted, in the caller's order."""
+    all_rows_wanted: bool
+    """Whether logit_rows is 0 ... T - 1."""
     tail_slots: NDArray[np.int64]
     """Slots behind each sequence's end within its last block: gathered, masked, never meant."""
 
 
-def plan_batch(batch: Sequence[SequenceSlice], pool: KvPool) -> BatchPlan:
-    """Lay out one forward over the pool."""
-    groups, order = _group(batch, pool.block_size)
+def plan_batch(batch: Sequence[SequenceSlice], pool: KvPool, row_by_row: bool = False) -> BatchPlan:
+    """Lay out one forward over the pool.
+
+    Args:
+        row_by_row: attend from each token of a short slice by itself, over exactly its own keys.
+            The products then have the shapes they have when that token is decoded alone, and
+            their results the same bits: slower, and independent of neighbours.
+    """
+    if row_by_row:
+        batch = _split_rows(batch)
+        order = list(range(len(batch)))
+        groups = [[index] for index in order]
+    else:
+        groups, order = _group(batch, pool.block_size)
     size = pool.block_size
     token_ids: list[int] = []
     positions: list[NDArray[np.int64]] = []
@@ -106,8 +119,24 @@ def plan_batch(batch: Sequence[SequenceSlice], pool: KvPool) -> BatchPlan:
         first_slot=int(all_slots[0]) if consecutive else None,
         groups=tuple(_lay_out(batch, members, starts[members[0]], pool) for members in groups),
         logit_rows=_tensor(logit_rows, pool.device),
+        all_rows_wanted=logit_rows == list(range(len(token_ids))),
         tail_slots=np.concatenate(tails),
     )
+
+
+def _split_rows(batch: Sequence[SequenceSlice]) -> list[SequenceSlice]:
+    """Cut short slices into single tokens; each sees what those before it write."""
+    rows = []
+    for part in batch:
+        count = len(part.token_ids)
+        if count > MAX_PADDED_TOKENS:
+            rows.append(part)
+            continue
+        for index, token_id in enumerate(part.token_ids):
+            scored = int(index >= count - part.num_logit_rows)
+            position = part.start_position + index
+            rows.append(SequenceSlice((token_id,), position, part.block_table, scored))
+    return rows
 
 
 def _group(batch: Sequence[SequenceSlice], block_size: int) -> tuple[list[list[int]], list[int]]:

@@ -13,7 +13,7 @@ from opentelemetry import trace
 from specserve import telemetry
 from specserve.config import OrchestratorConfig
 from specserve.errors import PeerUnavailable
-from specserve.orchestrator.draft_session import EMPTY_PROPOSAL, Drafted, DraftSession
+from specserve.orchestrator.draft_session import NOTHING_DRAFTED, Drafted, DraftSession
 from specserve.orchestrator.record import Record, TokenOrigin, origins_of
 from specserve.orchestrator.request_state import RequestState
 from specserve.orchestrator.target_session import Scored, TargetSession
@@ -67,18 +67,16 @@ class Decoder:
         finished = False
         first = True
         while not finished:
-            proposal, wait_s = EMPTY_PROPOSAL, 0.0
-            num_steps = self._num_plain_steps()
+            drafted, num_steps = NOTHING_DRAFTED, self._num_plain_steps()
             span = self._start_round()
             traceparent = telemetry.to_traceparent(span)
             try:
-                if first:
+                if not first:
+                    drafted = await self._propose(traceparent)
+                elif self._catch_up(traceparent):
                     # Prompt prefill and the first token; the draft appends the prompt beside it.
                     num_steps = 1
-                    self._catch_up(traceparent)
-                else:
-                    drafted = await self._propose(traceparent)
-                    proposal, wait_s = drafted.proposal, drafted.wait_s
+                proposal = drafted.proposal
                 scored = await self._target.verify(
                     proposal, 1 if proposal.draft_token_ids else num_steps, traceparent
                 )
@@ -87,7 +85,7 @@ class Decoder:
                 raise
             first = False
             while True:
-                committed = self._commit(proposal, scored, wait_s)
+                committed = self._commit(drafted, scored)
                 self._end_round(span, proposal, committed)
                 finished = committed.emission.finish_reason is not None
                 if finished and scored.more_follows:
@@ -95,7 +93,7 @@ class Decoder:
                 yield committed
                 if finished or not scored.more_follows:
                     break
-                wait_s = 0.0
+                drafted = NOTHING_DRAFTED
                 try:
                     scored = await self._target.next_token()
                 except PeerUnavailable:
@@ -114,28 +112,30 @@ class Decoder:
             wanted = min(wanted, NUM_STEPS_WITHOUT_DRAFT)
         return max(1, min(wanted, state.num_remaining_tokens))
 
-    def _catch_up(self, traceparent: str) -> None:
-        """Let the draft append what is committed, without waiting for it."""
+    def _catch_up(self, traceparent: str) -> bool:
+        """Let the draft append what is committed, without waiting for it; False without one."""
         draft, state = self._draft, self._state
         # With two tokens left the first round leaves one, and one needs no draft.
         if draft is None or state.num_remaining_tokens < 3 or draft.busy or not draft.attach():
-            return
-        if not draft.max_model_len or state.committed_length < draft.max_model_len:
-            draft.start(0, traceparent, self._config.draft_timeout_s)
+            return False
+        if draft.max_model_len and state.committed_length >= draft.max_model_len:
+            return False
+        draft.start(0, traceparent, self._config.draft_timeout_s)
+        return True
 
     async def _propose(self, traceparent: str) -> Drafted:
         draft, state = self._draft, self._state
         if draft is None or draft.busy or not draft.attach():
-            return Drafted(EMPTY_PROPOSAL, None, 0.0)
+            return NOTHING_DRAFTED
         k = state.plan_num_speculative_tokens(draft.max_model_len)
         if k == 0:
-            return Drafted(EMPTY_PROPOSAL, None, 0.0)
+            return NOTHING_DRAFTED
         draft.start(k, traceparent, self._config.draft_timeout_s)
         return await draft.collect(self._config.draft_timeout_s)
 
-    def _commit(self, proposal: Proposal, scored: Scored, draft_s: float) -> Committed:
-        state = self._state
-        verdict = self._decide(proposal, scored)
+    def _commit(self, drafted: Drafted, scored: Scored) -> Committed:
+        state, proposal = self._state, drafted.proposal
+        verdict = self._decide(drafted, scored)
         token_ids = state.commit(proposal, verdict)
         self._target.settle()
         if self._draft is not None:
@@ -143,7 +143,7 @@ class Decoder:
         emission = self._trimmer.take(token_ids)
         origins = origins_of(len(proposal.draft_token_ids), verdict)[: emission.num_tokens]
         self.record.add(len(proposal.draft_token_ids), origins)
-        self.record.draft_s += draft_s
+        self.record.draft_s += drafted.wait_s
         self.record.verify_s += scored.wait_s
         return Committed(
             token_ids[: emission.num_tokens],
@@ -153,8 +153,8 @@ class Decoder:
             scored.logprobs,
         )
 
-    def _decide(self, proposal: Proposal, scored: Scored) -> Verification:
-        state = self._state
+    def _decide(self, drafted: Drafted, scored: Scored) -> Verification:
+        state, proposal = self._state, drafted.proposal
         num_draft_tokens = len(proposal.draft_token_ids)
         draws = (
             uniforms(
@@ -167,7 +167,7 @@ class Decoder:
             if num_draft_tokens and state.sampling.rule is AcceptanceRule.STANDARD
             else ()
         )
-        return accept(proposal, scored.scores, draws, state.sampling.rule)
+        return accept(proposal, scored.scores, draws, state.sampling.rule, drafted.token_probs)
 
     def _start_round(self) -> trace.Span:
         if not self._span.is_recording():

@@ -33,9 +33,14 @@ class Drafted:
     """What a round got from its draft."""
 
     proposal: Proposal
+    token_probs: tuple[float, ...] | None
+    """[K] q of each draft token; None where the rule needs none."""
     timing: common_pb2.CallTiming | None
     """None when nothing came."""
     wait_s: float
+
+
+NOTHING_DRAFTED = Drafted(EMPTY_PROPOSAL, None, None, 0.0)
 
 
 class DraftSession:
@@ -60,6 +65,7 @@ class DraftSession:
         self._pending: PendingCall[draft_pb2.ProposeCall, draft_pb2.ProposeReply] | None = None
         self._plan: CallPlan | None = None
         self._num_asked = 0
+        self._token_probs: tuple[float, ...] | None = None
         self._unread: tuple[CallPlan, int, tuple[int, ...]] | None = None
         """The last reply: its call, the length it named, the tokens drafted."""
         self._retry_at = 0.0
@@ -125,7 +131,7 @@ class DraftSession:
         pending = self._pending
         began = self._clock()
         if pending is None:
-            return Drafted(EMPTY_PROPOSAL, None, 0.0)
+            return NOTHING_DRAFTED
         try:
             reply = await pending.next(timeout_s)
         except TimeoutError:
@@ -133,12 +139,13 @@ class DraftSession:
             if self.link is not None:
                 # The draft stops before its next token; its append completes and is reported.
                 self.link.hurry(pending.call_id)
-            return Drafted(EMPTY_PROPOSAL, None, self._clock() - began)
+            return Drafted(EMPTY_PROPOSAL, None, None, self._clock() - began)
         except SpecServeError as error:
             self._on_error(error)
-            return Drafted(EMPTY_PROPOSAL, None, self._clock() - began)
+            return Drafted(EMPTY_PROPOSAL, None, None, self._clock() - began)
         proposal = self._take(reply)
-        return Drafted(proposal, reply.timing, self._clock() - began)
+        token_probs = self._token_probs if proposal.draft_token_ids else None
+        return Drafted(proposal, token_probs, reply.timing, self._clock() - began)
 
     def _absorb_finished(self) -> None:
         """Take a late reply: it moves cached_length; its draft tokens are of no use any more."""
@@ -170,8 +177,9 @@ class DraftSession:
             if len(drafted) > self._num_asked:
                 raise InvalidProposal(f"{len(drafted)} tokens, {self._num_asked} were asked for")
             is_standard = state.sampling.rule is AcceptanceRule.STANDARD
-            if drafted and is_standard and min(draft_token_probs(proposal)) <= 0.0:
-                raise InvalidProposal("a draft token has no weight in its own draft_probs")
+            self._token_probs = (
+                tuple(draft_token_probs(proposal)) if drafted and is_standard else None
+            )
         except SpecServeError as error:
             logger.warning("draft %s sent a wrong proposal: %s", self._address, error)
             self.num_invalid += 1

@@ -28,6 +28,7 @@ def accept(
     scores: TargetScores,
     uniforms: Sequence[float] | NDArray[np.float64],
     rule: AcceptanceRule,
+    token_probs: Sequence[float] | None = None,
 ) -> Verification:
     """Accept a prefix of the draft and name the one token after it.
 
@@ -35,6 +36,7 @@ def accept(
         proposal: K draft tokens; with the standard rule also q, one row a token.
         scores: [K] probabilities of the draft tokens and [K + 1] replacements.
         uniforms: at least [K] in [0, 1), purpose ACCEPT; unused by greedy and coupled.
+        token_probs: [K] what `draft_token_probs` said of this proposal, if it was asked before.
 
     Raises:
         InvalidProposal: shapes disagree, q is missing, or q gives a token it drew no weight.
@@ -54,7 +56,8 @@ def accept(
     elif rule is AcceptanceRule.STANDARD:
         if len(uniforms) < num_draft_tokens:
             raise InvalidProposal(f"{num_draft_tokens} uniforms wanted, got {len(uniforms)}")
-        num_accepted = _count_accepted(proposal, target_probs, uniforms)
+        q = _draft_token_probs(proposal) if token_probs is None else token_probs
+        num_accepted = _count_accepted(q, target_probs, uniforms)
     else:
         # The target compared the tokens; p is 1.0 where they are equal and 0.0 where not.
         num_accepted = next(
@@ -64,11 +67,11 @@ def accept(
 
 
 def _count_accepted(
-    proposal: Proposal,
+    token_probs: Sequence[float],
     target_probs: list[float],
     uniforms: Sequence[float] | NDArray[np.float64],
 ) -> int:
-    for row, (p, q) in enumerate(zip(target_probs, _draft_token_probs(proposal), strict=True)):
+    for row, (p, q) in enumerate(zip(target_probs, token_probs, strict=True)):
         if q == 0.0 and p > 0.0:
             # Without its q there is no exact test, and u * 0 < p would accept it always.
             raise InvalidProposal(f"draft token {row} has no weight in its own draft_probs")

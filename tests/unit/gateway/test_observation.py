@@ -146,12 +146,15 @@ async def test_metrics_answer_while_nobody_else_does() -> None:
 
 
 async def test_alive_and_ready_are_two_things() -> None:
-    """/health asks nobody; /ready tells why not; requests get a 503 with the reason."""
+    """/health asks nobody; /ready tells why not; without a target requests get that reason too.
+
+    B095, B148: a target whose draft is refused or missing serves all the same, target-only.
+    """
     backend = FakeBackend()
     backend.pair = pair(ready=False, reason="vocabularies differ, first at token id 7")
     async with make_client(backend) as client:
         health, ready = await client.get("/health"), await client.get("/ready")
-        asked = await client.post(COMPLETIONS, json={"prompt": "x"})
+        target_only = await client.post(COMPLETIONS, json={"prompt": "x"})
         backend.pair_error = errors.PeerUnavailable("orchestrator", "none is known")
         alone = await client.get("/ready")
         health_alone = await client.get("/health")
@@ -159,12 +162,17 @@ async def test_alive_and_ready_are_two_things() -> None:
         backend.pair = pair(reason="draft lost", speculation_enabled=False)
         degraded = await client.get("/ready")
         served = await client.post(COMPLETIONS, json={"prompt": "x"})
+    backend.pair = pair(ready=False, reason="no target replica is loaded")
+    backend.pair.ClearField("target")
+    async with make_client(backend) as client:
+        asked = await client.post(COMPLETIONS, json={"prompt": "x"})
 
     assert (health.status_code, health_alone.status_code) == (200, 200)
     assert (ready.status_code, ready.json()["ready"]) == (503, False)
     assert "token id 7" in ready.json()["reason"]
+    assert target_only.status_code == 200
     assert asked.status_code == 503
-    assert "token id 7" in asked.json()["error"]["message"]
+    assert "no target replica" in asked.json()["error"]["message"]
     assert (alone.status_code, alone.json()["reason"]) == (503, "orchestrator: none is known")
     assert degraded.status_code == 200
     assert degraded.json()["reason"] == "draft lost"
