@@ -41,6 +41,8 @@ class HuggingFaceRunner:
         pool: KvPool,
         info: ModelInfo,
         logit_token_ids: Sequence[int] | None,
+        *,
+        batch_invariant: bool = False,
     ) -> None:
         self._forward = forward
         self._pool = pool
@@ -53,7 +55,9 @@ class HuggingFaceRunner:
         self._num_columns = len(logit_token_ids) if logit_token_ids else info.vocab_size
         # float32 is asked for where tokens must not depend on speculation: with packed weights,
         # rows attended one by one equal plain decoding to the last bit.
-        self._row_by_row = pool.dtype == torch.float32 and pool.device.type == "cpu"
+        self._row_by_row = pool.device.type == "cpu" and (
+            batch_invariant or pool.dtype == torch.float32
+        )
         self._clear_tails = False
 
     @classmethod
@@ -89,7 +93,8 @@ class HuggingFaceRunner:
         size = size_pool(config, layers, longest_context(model.config), dtype, device)
         pool = KvPool(layers, size.num_blocks, config.block_size, dtype, device)
         info = ModelInfo(
-            model_id=config.model,
+            # A directory's path is this machine's affair; its name is the model's.
+            model_id=model_dir.name if Path(config.model).is_dir() else config.model,
             revision=config.revision or "",
             weights_fingerprint=fingerprint(files),
             vocab_size=vocab_size,
@@ -110,7 +115,7 @@ class HuggingFaceRunner:
             pool.num_bytes / 1e6,
             size.max_model_len,
         )
-        return cls(forward, pool, info, kept)
+        return cls(forward, pool, info, kept, batch_invariant=config.batch_invariant)
 
     @property
     def info(self) -> ModelInfo:

@@ -77,7 +77,7 @@ class GrpcServer:
             ConfigurationError: a port is taken or the host is not this machine's.
         """
         register(self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)  # type: ignore[no-untyped-call]
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection(
             [*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server
         )

@@ -96,7 +96,9 @@ class GenerationClient:
         reason = "no answer"
         while loop.time() < end:
             try:
-                pair = await self._stub.GetPair(generation_pb2.GetPairRequest(), timeout=5)
+                pair: generation_pb2.GetPairResponse = await self._stub.GetPair(
+                    generation_pb2.GetPairRequest(), timeout=5
+                )
             except grpc.aio.AioRpcError as error:
                 reason = error.details() or error.code().name
             else:
@@ -108,7 +110,10 @@ class GenerationClient:
 
     async def status(self) -> generation_pb2.GetStatusResponse:
         """Ask for the orchestrator's live state."""
-        return await self._stub.GetStatus(generation_pb2.GetStatusRequest(), timeout=5)
+        status: generation_pb2.GetStatusResponse = await self._stub.GetStatus(
+            generation_pb2.GetStatusRequest(), timeout=5
+        )
+        return status
 
     async def generate(self, job: Job) -> Generated:
         """Decode one choice.
