@@ -130,7 +130,7 @@ def test_a_taken_port_is_refused_by_name(command):
 
 
 def test_a_pair_with_two_vocabularies_is_refused_at_start(command):
-    """Before anything is started, naming the first token id that differs."""
+    """B094: before anything is started, naming the first token id that differs."""
     refused = command(
         "serve",
         "toy:vocab_size=96,seed=7",

@@ -8,7 +8,7 @@ import pytest
 from specserve.errors import InvalidProposal
 from specserve.speculation.acceptance import accept, draft_token_probs
 from specserve.speculation.draws import inverse_cdf, residual
-from specserve.speculation.randomness import Purpose, uniform, uniforms
+from specserve.speculation.randomness import Purpose, RoundUniforms, uniform, uniforms
 from specserve.speculation.scoring import (
     DraftRow,
     TargetRow,
@@ -351,6 +351,45 @@ def speculate(p, target, draft, k, num_tokens):
         )
         tokens += [*drafted[: verdict.num_accepted], verdict.next_token_id]
     return tokens[: num_tokens + 1]
+
+
+class Untouchable:
+    """Uniforms that must not be looked at."""
+
+    def __len__(self):
+        return 9
+
+    def __getitem__(self, row):
+        raise AssertionError(f"row {row} was drawn")
+
+
+class TestUniformsAreDrawnOnlyWhereTheyDecide:
+    def test_p_of_at_least_q_accepts_without_a_draw(self):
+        """min(1, p / q) = 1 needs no u; the largest u there is would have accepted too."""
+        rng = np.random.default_rng(3)
+        largest = [1.0 - 2.0**-53] * 3
+        for _ in range(300):
+            q = rng.random((3, 4)).astype(np.float32) * np.float32(10.0 ** -rng.integers(0, 38))
+            proposal = proposal_of([0, 1, 2], *q)
+            own = draft_token_probs(proposal)
+            for p in (own, [min(1.0, x * 1.5) for x in own]):
+                scores = TargetScores(np.array(p), (7, 7, 7, 8))
+                verdict = accept(proposal, scores, Untouchable(), STANDARD)
+                assert verdict == Verification(3, 8)
+                for x, y in zip(own, p, strict=True):
+                    assert largest[0] * x < y
+
+    def test_p_below_q_draws_the_rows_up_to_the_rejection(self):
+        """The decision is the one made over all of the round's uniforms."""
+        rng = np.random.default_rng(4)
+        for committed in range(200):
+            proposal = proposal_of([0, 1, 2], *rng.random((3, 4)))
+            scores = TargetScores(rng.random(3) * 0.6, (5, 6, 7, 8))
+            key = (9, 1, committed, 3, Purpose.ACCEPT)
+            u, q, p = uniforms(*key), draft_token_probs(proposal), scores.target_probs
+            rejected = [i for i in range(3) if u[i] * q[i] >= p[i]]
+            verdict = accept(proposal, scores, RoundUniforms(*key), STANDARD)
+            assert verdict.num_accepted == (rejected[0] if rejected else 3)
 
 
 class TestDraftSide:

@@ -8,8 +8,10 @@ import pytest
 from specserve.speculation.philox import philox4x32, philox4x32_blocks
 from specserve.speculation.randomness import (
     Purpose,
+    RoundUniforms,
     exponential_from_words,
     exponential_noise,
+    keyed_leading_noise,
     keyed_noise,
     keyed_uniforms,
     leading_noise_words,
@@ -74,6 +76,9 @@ def test_single_and_vectorised_uniforms_agree():
     keys = [(seed, 3, 1000, row) for row in range(40)]
     assert keyed_uniforms(keys, Purpose.ACCEPT).tolist() == single
     assert uniforms(seed, 3, 1000, 0, Purpose.ACCEPT).shape == (0,)
+    lazy = RoundUniforms(seed, 3, 1000, 40, Purpose.ACCEPT)
+    assert len(lazy) == 40
+    assert list(lazy) == single
 
 
 def test_B010_uniforms_are_uniform_and_follow_the_seed():
@@ -131,6 +136,9 @@ def test_noise_does_not_depend_on_which_ids_are_asked_for():
         assert values.tolist() == noise[ids].tolist()
     assert noise_words(9, 2, 77, np.zeros(0, np.int64)).size == 0
     assert keyed_noise([], []) == []
+    rows = keyed_leading_noise([(9, 2, 78), (9, 2, 77), (2**64 - 1, 0, 1)], 5001)
+    assert rows[1].tolist() == noise.tolist()
+    assert rows[2].tolist() == exponential_noise(2**64 - 1, 0, 1, np.arange(5001)).tolist()
 
 
 def test_four_ids_share_a_block_laid_out_as_written():

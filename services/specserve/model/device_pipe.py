@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -48,7 +49,10 @@ class ProcessDevice(BaseDevice):
             arguments = [json.dumps(sys.path), str(theirs.fileno())]
             # Starting takes a fork and an exec, some ms, once.
             self._process = subprocess.Popen(  # noqa: ASYNC220
-                [sys.executable, "-c", _BOOT, *arguments], pass_fds=[theirs.fileno()]
+                [sys.executable, "-c", _BOOT, *arguments],
+                pass_fds=[theirs.fileno()],
+                # Threads that spin between kernels take the core another engine needs.
+                env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ},
             )
         loop.add_reader(self._sock, self._on_readable)
         self._write_frame(encode((self._config, self._role, self._speculative)))

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from specserve.model.logprobs import with_logprobs
 from specserve.model.ranking import can_rank, rank
 from specserve.model.sampler_ops import as_array, as_ids, row_argmax
+from specserve.model.small_rows import UNUSABLE_DRAW, UNUSABLE_SCORE, draw_small, score_small
 from specserve.model.target_rows import matched, score_coupled, score_filtered, score_standard
 from specserve.speculation.draws import coupled_choices
 from specserve.speculation.scoring import (
@@ -28,11 +28,9 @@ from specserve.speculation.scoring import (
     draw_from,
     noise_key,
     propose_row,
-    score_row,
 )
 from specserve.speculation.transforms import (
     Distribution,
-    UnusableLogits,
     distribution,
     is_filtered,
     is_greedy,
@@ -50,11 +48,9 @@ __all__ = [
 ]
 
 SMALL_VOCAB_SIZE = 512
-"""CPU rows up to this long go straight to the numpy reference: tensor calls would cost more."""
+"""CPU rows up to this long are matrices of numpy (small_rows.py): tensor calls would cost more."""
 CHUNK_NUM_ELEMENTS = 1 << 20
 """Elements of a float64 temporary on CPU (8 MiB): more would leave the caches."""
-UNUSABLE_DRAW = DraftDraw(-1)
-UNUSABLE_SCORE = TargetRowScore(0.0, -1)
 
 
 def draw_proposals(
@@ -75,10 +71,7 @@ def draw_proposals(
     """
     ids = None if logit_token_ids is None else as_ids(logit_token_ids)
     if _is_small(logits):
-        return [
-            _propose_on_host(values, row, top_k, ids)
-            for values, row in zip(as_array(logits), rows, strict=True)
-        ]
+        return draw_small(as_array(logits), rows, top_k, ids)
     largest, columns = row_argmax(logits)
     usable = np.isfinite(largest)
     draws = [UNUSABLE_DRAW] * len(rows)
@@ -91,7 +84,7 @@ def draw_proposals(
         elif can_rank(row.params):
             sampled.append(i)
         else:
-            draws[i] = _propose_on_host(as_array(logits[i]), row, top_k, ids)
+            draws[i] = propose_row(as_array(logits[i]), row, top_k, ids)
     coupled: list[int] = []
     candidates: list[Distribution] = []
     rankings = rank(logits, [rows[i].params for i in sampled], sampled, top_k)
@@ -123,10 +116,7 @@ def score_rows(logits: torch.Tensor, rows: Sequence[TargetRow]) -> list[TargetRo
             (acceptance.draft_token_probs): here it would fail the whole batch.
     """
     if _is_small(logits):
-        scores = [
-            _score_on_host(values, row) for values, row in zip(as_array(logits), rows, strict=True)
-        ]
-        return with_logprobs(logits, rows, scores)
+        return with_logprobs(logits, rows, score_small(as_array(logits), rows))
     largest, columns = row_argmax(logits)
     usable = np.isfinite(largest)
     scores = [UNUSABLE_SCORE] * len(rows)
@@ -162,19 +152,3 @@ def _chunks(indices: list[int], logits: torch.Tensor) -> list[list[int]]:
     if logits.device.type != "cpu":
         size *= 32
     return [indices[start : start + size] for start in range(0, len(indices), size)]
-
-
-def _propose_on_host(
-    logits: NDArray[np.floating], row: DraftRow, top_k: int, ids: NDArray[np.int64] | None
-) -> DraftDraw:
-    try:
-        return propose_row(logits, row, top_k, ids)
-    except UnusableLogits:
-        return UNUSABLE_DRAW
-
-
-def _score_on_host(logits: NDArray[np.floating], row: TargetRow) -> TargetRowScore:
-    try:
-        return score_row(logits, row)
-    except UnusableLogits:
-        return UNUSABLE_SCORE

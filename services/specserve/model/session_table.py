@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-import numpy as np
-
 from specserve.config import MAX_NUM_SPECULATIVE_TOKENS
 from specserve.errors import (
     CacheMismatch,
@@ -30,6 +28,7 @@ from specserve.model.messages import (
     VerifyCall,
 )
 from specserve.model.session import KvSession
+from specserve.speculation.acceptance import row_weight_sums
 from specserve.speculation.types import AcceptanceRule, SparseProbs
 
 
@@ -221,8 +220,4 @@ def _check_probs(probs: SparseProbs, num_draft_tokens: int) -> None:
         raise InvalidProposal(
             f"draft_probs: {len(probs.weights)} rows for {num_draft_tokens} draft tokens"
         )
-    totals = probs.weights.sum(axis=1, dtype=np.float64)
-    if not (probs.weights.size and probs.weights.min() >= 0.0):
-        raise InvalidProposal("draft_probs: weights must be >= 0")
-    if not (totals.min() > 0.0 and totals.max() < np.inf):
-        raise InvalidProposal("draft_probs: each row needs a positive, finite sum")
+    row_weight_sums(probs)

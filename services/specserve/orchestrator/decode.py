@@ -20,7 +20,7 @@ from specserve.orchestrator.target_session import Scored, TargetSession
 from specserve.orchestrator.trimming import Emission, Trimmer
 from specserve.rpc.v1 import target_pb2
 from specserve.speculation.acceptance import accept
-from specserve.speculation.randomness import Purpose, uniforms
+from specserve.speculation.randomness import Purpose, RoundUniforms
 from specserve.speculation.types import AcceptanceRule, Proposal, Verification
 
 NUM_STEPS_WITHOUT_DRAFT = 4
@@ -157,7 +157,7 @@ class Decoder:
         state, proposal = self._state, drafted.proposal
         num_draft_tokens = len(proposal.draft_token_ids)
         draws = (
-            uniforms(
+            RoundUniforms(
                 state.sampling.seed,
                 state.sampling.choice,
                 state.committed_length,

@@ -8,7 +8,9 @@ proposals, scores and uniforms; knows no logits, no model and no network.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,10 +25,18 @@ from specserve.speculation.types import (
 )
 
 
+class Uniforms(Protocol):
+    """Numbers in [0, 1) by row."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, row: int, /) -> float: ...
+
+
 def accept(
     proposal: Proposal,
     scores: TargetScores,
-    uniforms: Sequence[float] | NDArray[np.float64],
+    uniforms: Uniforms,
     rule: AcceptanceRule,
     token_probs: Sequence[float] | None = None,
 ) -> Verification:
@@ -69,12 +79,15 @@ def accept(
 def _count_accepted(
     token_probs: Sequence[float],
     target_probs: list[float],
-    uniforms: Sequence[float] | NDArray[np.float64],
+    uniforms: Uniforms,
 ) -> int:
     for row, (p, q) in enumerate(zip(target_probs, token_probs, strict=True)):
         if q == 0.0 and p > 0.0:
             # Without its q there is no exact test, and u * 0 < p would accept it always.
             raise InvalidProposal(f"draft token {row} has no weight in its own draft_probs")
+        # Any u < 1 accepts then (u * q rounds below q), so it need not be drawn.
+        if 0.0 < q <= p:
+            continue
         # Accept with min(1, p / q), multiplied out: q can be tiny.
         # Strictly less: a token with p = 0 must never be accepted, not even for u = 0.
         if not float(uniforms[row]) * q < p:
@@ -109,7 +122,7 @@ def _draft_token_probs(proposal: Proposal) -> list[float]:
         raise InvalidProposal(f"{len(drafted)} draft tokens but {len(probs.token_ids)} rows of q")
     row_sums = row_weight_sums(probs)
     matches = probs.token_ids == np.array(drafted, np.int64)[:, None]
-    weights = np.where(matches, probs.weights, 0.0).sum(axis=1, dtype=np.float64)
+    weights = (probs.weights * matches).sum(axis=1, dtype=np.float64)
     q: list[float] = (weights / row_sums).tolist()
     return q
 
@@ -120,8 +133,12 @@ def row_weight_sums(probs: SparseProbs) -> NDArray[np.float64]:
     Raises:
         InvalidProposal: a weight is negative or NaN, or a row's sum is not positive and finite.
     """
-    sums: NDArray[np.float64] = probs.weights.sum(axis=1, dtype=np.float64)
-    if not ((sums > 0.0) & np.isfinite(sums)).all() or (probs.weights < 0.0).any():
+    weights = probs.weights
+    sums: NDArray[np.float64] = weights.sum(axis=1, dtype=np.float64)
+    # A NaN fails its row's test.
+    if not all(0.0 < total < math.inf for total in sums.tolist()) or (
+        weights.size and weights.min() < 0.0
+    ):
         raise InvalidProposal(
             "draft_probs: weights must be >= 0 with a positive finite sum per row"
         )

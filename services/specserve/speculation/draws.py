@@ -21,8 +21,8 @@ def inverse_cdf(weights: NDArray[np.floating], u: float) -> int:
     Args:
         weights: [n] >= 0, in the order of the CDF, not all 0; summed in float64.
     """
-    cdf = np.cumsum(weights, dtype=np.float64)
-    index = int(np.searchsorted(cdf, u * cdf[-1], side="right"))
+    cdf = weights.cumsum(dtype=np.float64)
+    index = int(cdf.searchsorted(u * cdf[-1], side="right"))
     if index >= cdf.size:
         # u * total can round up to total: the last id with any weight owns the end of the CDF.
         index = int(np.flatnonzero(weights)[-1])

@@ -14,6 +14,10 @@ MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
 NUM_ROUNDS = 10
 
+_MULTIPLIERS = np.array(MULTIPLIERS, np.uint64)
+_WEYL_STEPS = np.arange(NUM_ROUNDS, dtype=np.uint64)[:, None] * np.array(WEYL, np.uint64)
+"""[NUM_ROUNDS, 2]"""
+
 
 def philox4x32(
     counter: tuple[int, int, int, int], key: tuple[int, int]
@@ -21,17 +25,18 @@ def philox4x32(
     """Compute one Philox4x32-10 block in Python integers."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
+    mask = MASK  # locals are read faster, and this is the hottest loop of an orchestrator
+    multiplier0, multiplier1 = MULTIPLIERS
+    weyl0, weyl1 = WEYL
     for _ in range(NUM_ROUNDS):
-        product0 = MULTIPLIERS[0] * c0
-        product1 = MULTIPLIERS[1] * c2
-        c0, c1, c2, c3 = (
-            (product1 >> 32) ^ c1 ^ k0,
-            product1 & MASK,
-            (product0 >> 32) ^ c3 ^ k1,
-            product0 & MASK,
-        )
-        k0 = (k0 + WEYL[0]) & MASK
-        k1 = (k1 + WEYL[1]) & MASK
+        product0 = multiplier0 * c0
+        product1 = multiplier1 * c2
+        c0 = (product1 >> 32) ^ c1 ^ k0
+        c1 = product1 & mask
+        c2 = (product0 >> 32) ^ c3 ^ k1
+        c3 = product0 & mask
+        k0 = (k0 + weyl0) & mask
+        k1 = (k1 + weyl1) & mask
     return c0, c1, c2, c3
 
 
@@ -43,27 +48,21 @@ def philox4x32_blocks(
     Returns:
         [4, n] words, each below 2^32; n is the size of the broadcast shape.
     """
-    counters = [np.asarray(c, np.uint64) for c in (c0, c1, c2, c3)]
     seeds = np.asarray(seed, np.uint64)
-    shape = np.broadcast_shapes(seeds.shape, *(c.shape for c in counters))
-    x0, x1, x2, x3 = (np.array(np.broadcast_to(c, shape)).reshape(-1) for c in counters)
-    k0, k1 = seeds.reshape(-1) & np.uint64(MASK), seeds.reshape(-1) >> np.uint64(32)
+    shape = np.broadcast_shapes(seeds.shape, *(np.shape(c) for c in (c0, c1, c2, c3)))
+    even, odd = np.empty((2, *shape), np.uint64), np.empty((2, *shape), np.uint64)
+    even[0], odd[0], even[1], odd[1] = c0, c1, c2, c3
     mask, half = np.uint64(MASK), np.uint64(32)
-    m0, m1 = (np.uint64(m) for m in MULTIPLIERS)
-    w0, w1 = (np.uint64(w) for w in WEYL)
-    for _ in range(NUM_ROUNDS):
-        # 32 x 32 bits fit 64: no product overflows.
-        x0 *= m0
-        x2 *= m1
-        y0 = x2 >> half
-        y0 ^= x1
-        y0 ^= k0
-        y2 = x0 >> half
-        y2 ^= x3
-        y2 ^= k1
-        x2 &= mask
-        x0 &= mask
-        x0, x1, x2, x3 = y0, x2, y2, x0
-        k0 = (k0 + w0) & mask
-        k1 = (k1 + w1) & mask
-    return np.stack((x0, x1, x2, x3))
+    # Both halves of a round in one array, [2, ...]: at this size calls cost, not arithmetic.
+    multipliers = _MULTIPLIERS.reshape(2, *(1,) * len(shape))
+    # Round r's key is the first one plus r times WEYL: [NUM_ROUNDS, 2, ...].
+    first = np.stack((seeds & mask, seeds >> half))
+    first = first.reshape(2, *(1,) * (len(shape) - seeds.ndim), *seeds.shape)
+    for key in (_WEYL_STEPS.reshape(NUM_ROUNDS, 2, *(1,) * len(shape)) + first) & mask:
+        even *= multipliers  # 32 x 32 bits fit 64: no product overflows
+        crossed = even[::-1]
+        even = crossed >> half
+        even ^= odd
+        even ^= key
+        odd = crossed & mask
+    return np.stack((even[0], odd[0], even[1], odd[1])).reshape(4, -1)

@@ -19,6 +19,7 @@ can be redrafted after a rejection, and its draws must be fresh then. Knows no l
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
@@ -68,6 +69,27 @@ def uniforms(
     """
     row_ids = range(rows) if isinstance(rows, int) else rows
     return keyed_uniforms([(seed, choice, committed_length, row) for row in row_ids], purpose)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundUniforms:
+    """`uniforms` of rows 0..num_rows-1, each drawn when it is looked at: most accept tests look at
+    none (p >= q), and a block costs more than the rest of the test.
+    """
+
+    seed: int
+    choice: int
+    committed_length: int
+    num_rows: int
+    purpose: Purpose
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    def __getitem__(self, row: int) -> float:
+        if not 0 <= row < self.num_rows:
+            raise IndexError(row)
+        return uniform(self.seed, self.choice, self.committed_length, row, self.purpose)
 
 
 def keyed_uniforms(
@@ -134,6 +156,22 @@ def leading_noise_words(
     blocks = np.arange(num_blocks, dtype=np.uint64)
     words = philox4x32_blocks(blocks, position, choice, int(Purpose.NOISE), seed)
     return words.T.reshape(-1)[:vocab_size]
+
+
+def keyed_leading_noise(
+    keys: Sequence[tuple[int, int, int]], vocab_size: int
+) -> NDArray[np.float64]:
+    """Draw exponential noise for ids 0..vocab_size-1 of many rows, each (seed, choice, position).
+
+    Returns:
+        [len(keys), vocab_size] finite values > 0.
+    """
+    num_blocks = (vocab_size + 3) >> 2
+    table = np.array(keys, np.uint64).reshape(-1, 3, 1)
+    blocks = np.arange(num_blocks, dtype=np.uint64)
+    words = philox4x32_blocks(blocks, table[:, 2], table[:, 1], int(Purpose.NOISE), table[:, 0])
+    flat = words.T.reshape(len(keys), 4 * num_blocks)  # a block's four words side by side
+    return exponential_from_words(flat[:, :vocab_size])
 
 
 def keyed_noise(

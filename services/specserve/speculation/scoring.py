@@ -121,9 +121,9 @@ def propose_row(
     """
     full = transform(logits, row.params, row.row)
     # Ranked by (logit descending, id ascending), on the wire too: columns ascend, sort is stable.
-    columns = full.token_ids[np.argsort(-logits[full.token_ids], kind="stable")]
+    columns = full.token_ids[(-logits[full.token_ids]).argsort(kind="stable")]
     columns = columns[:draft_sample_top_k]
-    log_weights = full.log_weights[np.searchsorted(full.token_ids, columns)]
+    log_weights = full.log_weights[full.token_ids.searchsorted(columns)]
     token_ids = columns if logit_token_ids is None else logit_token_ids[columns]
     return draw_from(row, token_ids, log_weights)
 

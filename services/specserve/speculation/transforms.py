@@ -8,6 +8,7 @@ sort's whims. Knows no randomness, no acceptance and no tensor library.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,7 +41,7 @@ class Distribution:
 
     def prob(self, token_id: int) -> float:
         """Return the probability of one token id; 0 for any id outside the support."""
-        index = int(np.searchsorted(self.token_ids, token_id))
+        index = int(self.token_ids.searchsorted(token_id))
         if index < self.token_ids.size and self.token_ids[index] == token_id:
             return float(self.probs[index])
         return 0.0
@@ -105,7 +106,7 @@ def largest_logit(logits: NDArray[np.floating], row: int) -> float:
         UnusableLogits: NaN or +inf anywhere, or nothing finite.
     """
     largest = float(logits.max()) if logits.size else float("nan")  # NaN wins every maximum
-    if not np.isfinite(largest):
+    if not math.isfinite(largest):
         raise UnusableLogits(row)
     return largest
 

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-prompts", type=int, metavar="N", help="use the first N prompts")
     parser.add_argument("--max-tokens", type=int, default=64, metavar="N")
     parser.add_argument("--num-speculative-tokens", type=int, default=4, metavar="K")
-    parser.add_argument("--concurrency", type=int, default=8, metavar="N")
+    parser.add_argument("--concurrency", type=int, default=24, metavar="N")
     parser.add_argument(
         "--num-draws", type=int, default=20_000, metavar="N", help="distribution: sequences"
     )
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         if args.num_draws < 1000:
             raise ConfigurationError(f"--num-draws: {args.num_draws}, at least 1000 was wanted")
         law = asyncio.run(
-            run_law_suite(LawOptions(num_draws=args.num_draws, concurrency=args.concurrency * 4))
+            run_law_suite(LawOptions(num_draws=args.num_draws, concurrency=args.concurrency))
         )
         say(law.table())
         record, passed = law.record(), law.passed

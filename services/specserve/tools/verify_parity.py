@@ -27,6 +27,10 @@ TIE_MARGIN = {"float32": 1e-4, "bfloat16": 0.25}
 """Largest gap (in log-probability, after temperature and noise) that counts as a near-tie."""
 
 NUM_LOGPROBS = 20
+
+ENGINE_FLAGS = ("--num-threads", "1", "--num-kv-blocks", "4096")
+"""One thread each, as bit-equality is claimed for; a pool that keeps every prompt between runs."""
+
 SEED = 20240917
 
 
@@ -181,7 +185,7 @@ async def run_parity_suite(options: ParityOptions) -> ParityReport:
         draft=pair.speculative.model,
         speculative_config=pair.speculative.model_dump_json(exclude_none=True),
         num_gateways=0,
-        engine_flags=("--dtype", options.dtype),
+        engine_flags=("--dtype", options.dtype, *ENGINE_FLAGS),
     )
     progress = Progress()
     async with (
