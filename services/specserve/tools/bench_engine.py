@@ -22,6 +22,9 @@ BATCHES = (1, 8, 32)
 TOY = "toy:vocab_size=96,seed=7,step_ms=10,row_ms=0.05"
 """A modelled device: at step time 0 there would be nothing to keep busy."""
 
+NUM_THREADS = 1
+"""Of the engine, both ways: a core is left for the services, as a device of its own leaves it."""
+
 PROMPT = tuple(range(4, 20))
 GREEDY = SamplingParams(AcceptanceRule.GREEDY, seed=0, choice=0, temperature=0.0)
 
@@ -34,11 +37,13 @@ async def run_engine_suite(cache_dir: str | None, *, toy_only: bool) -> dict[str
         models["embedded"] = (pair.target, 64)
     figures: dict[str, float] = {}
     for name, (model, num_tokens) in models.items():
-        engine = build_engine(EngineConfig(model=model), "target", None)
+        engine = build_engine(EngineConfig(model=model, num_threads=NUM_THREADS), "target", None)
         bare = {batch: _best_bare(engine, batch, num_tokens) for batch in BATCHES}
         del engine
+        flags = ("--num-threads", str(NUM_THREADS))
+        spec = PairSpec(model, None, num_gateways=0, engine_flags=flags)
         async with (
-            LocalPair(PairSpec(model, None, num_gateways=0)) as local,
+            LocalPair(spec) as local,
             GenerationClient(local.orchestrators[0].address) as client,
         ):
             await client.wait_ready()
