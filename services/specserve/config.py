@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 DType = Literal["auto", "float32", "bfloat16"]
 RejectionSampleMethod = Literal["auto", "standard", "coupled"]
@@ -133,6 +133,16 @@ class OrchestratorConfig(Config):
     draft_addresses: tuple[str, ...] = ()
     """host:port of draft replicas known from the start."""
     server: ServerConfig = ServerConfig()
+
+    @field_validator("target_addresses", "draft_addresses")
+    @classmethod
+    def _check_addresses(cls, addresses: tuple[str, ...]) -> tuple[str, ...]:
+        for address in addresses:
+            host, _, port = address.rpartition(":")
+            if not host or not port.isdecimal():
+                raise ValueError(f"{address!r} is no HOST:PORT")
+        return addresses
+
     draft_timeout_s: float = Field(1.0, gt=0)
     """A proposal later than this makes the round target-only."""
     target_timeout_s: float = Field(60.0, gt=0)

@@ -13,6 +13,7 @@ SpecServeError
 ├── Draining                  the replica takes no new sessions
 ├── NonFiniteLogits           the model answered NaN or +inf for this request
 ├── PeerUnavailable           no replica of a pool could be reached in time
+├── ModelMismatch             a target replica serves another model than its pool
 ├── VocabularyMismatch        draft and target do not share a vocabulary
 ├── ProtocolMismatch          the peer speaks another protocol version
 ├── ModelUnavailable          model files are missing or damaged
@@ -183,6 +184,19 @@ class VocabularyMismatch(SpecServeError):
             f"vocabularies differ, first at token id {self.token_id}: "
             f"target {self.target_token}, draft {self.draft_token}"
         )
+
+
+class ModelMismatch(SpecServeError):
+    """A target replica serves another model than the rest of its pool."""
+
+    def __init__(self, address: str, found: str, wanted: str) -> None:
+        super().__init__(address, found, wanted)
+        self.address = address
+        self.found = found
+        self.wanted = wanted
+
+    def __str__(self) -> str:
+        return f"{self.address} serves {self.found}; the pool serves {self.wanted}"
 
 
 class ProtocolMismatch(SpecServeError):

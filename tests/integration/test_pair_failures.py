@@ -413,3 +413,32 @@ async def test_many_short_requests_leave_the_gauges_flat_B079() -> None:
         links = [*pair.orchestrator.pair.targets.links.values()]
         assert [link.sessions for link in links] == [set()]
         assert [link.num_pending for link in links] == [0]
+
+
+@pytest.mark.slow
+async def test_no_text_is_ever_made_of_two_models() -> None:
+    """A second model is refused while the first is there; a stream whose target comes back as
+    another model fails instead of going on; once nothing runs, the new model serves."""
+    async with running_pair(SLOW_TARGET, k=2, reopen_timeout_s=1.5) as pair:
+        other = await make_target("toy:vocab_size=48,seed=8")
+        pair.owned.append(other)
+        draft = pair.draft
+        assert draft is not None
+        addresses = (pair.target.address, other.address)
+        pair.orchestrator.update_peers(addresses, (draft.address,))
+        targets = pair.orchestrator.pair.targets
+        await eventually(lambda: targets.refusals, "the other model is refused")
+        assert "the pool serves weights" in next(iter(targets.refusals.values()))
+
+        generated = Generated()
+        call = pair.blocks(make_request(max_tokens=2000))
+        await pair.take(call, generated, 8)
+        await pair.target.stop()
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await pair.take(call, generated, 2000)
+        assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert generated.token_ids == greedy_tokens(TARGET, (5, 6, 7), len(generated.token_ids))
+
+        await eventually(targets.usable, "the new model serves once nothing runs")
+        answer = await pair.generate(make_request(max_tokens=12))
+        assert answer.token_ids == greedy_tokens("toy:vocab_size=48,seed=8", (5, 6, 7), 12)

@@ -93,6 +93,7 @@ _ROWS: dict[str, _Row] = {
     "Draining": _Row(503, _OVERLOADED, "draining"),
     "NonFiniteLogits": _Row(500, _INTERNAL, "non_finite_logits"),
     "PeerUnavailable": _Row(503, _OVERLOADED, "unavailable"),
+    "ModelMismatch": _Row(503, _OVERLOADED, "model_mismatch"),
     "VocabularyMismatch": _Row(503, _OVERLOADED, "vocabulary_mismatch"),
     "ProtocolMismatch": _Row(503, _OVERLOADED, "protocol_mismatch"),
     "ModelUnavailable": _Row(503, _OVERLOADED, "model_unavailable"),

@@ -56,10 +56,11 @@ def create_http_app(
         tracer: where spans go; None takes the process's own provider.
     """
     metrics = metrics or GatewayMetrics()
-    pair = PairWatch(backend, config.served_model_name, config.pair_refresh_s)
+    table = tokenizer.token_table()
+    pair = PairWatch(backend, config.served_model_name, config.pair_refresh_s, table.fingerprint)
     tracer = tracer or trace.get_tracer("specserve.gateway")
     services = Services(backend, pair, config, metrics, tracer)
-    texts = TokenTexts(tokenizer.token_table())
+    texts = TokenTexts(table)
     completion = completion_endpoint(tokenizer, config, texts)
     chat = chat_endpoint(tokenizer, config, texts)
     started_at = int(time.time())
@@ -116,16 +117,19 @@ def create_http_app(
             answer = await pair.refresh()
         except SpecServeError as error:
             return JSONResponse({"ready": False, "reason": str(error)}, 503)
-        reason = answer.reason or ("" if answer.ready else "the model pair is still being loaded")
+        mismatch = pair.mismatch(answer)
+        is_ready = answer.ready and not mismatch
+        reason = mismatch or answer.reason
+        reason = reason or ("" if is_ready else "the model pair is still being loaded")
         body = {
-            "ready": answer.ready,
+            "ready": is_ready,
             "reason": reason,
             "target": answer.target.model_id or None,
             "draft": answer.draft.model_id or None,
             "speculation_enabled": answer.speculation_enabled,
             "num_speculative_tokens": answer.num_speculative_tokens,
         }
-        return JSONResponse(body, 200 if answer.ready else 503)
+        return JSONResponse(body, 200 if is_ready else 503)
 
     @app.get("/metrics")
     async def prometheus() -> Response:

@@ -36,11 +36,17 @@ class PairWatch:
     """Answers from memory while the answer is fresh; one question at a time goes out."""
 
     def __init__(
-        self, backend: GenerationBackend, served_model_name: str | None, refresh_s: float
+        self,
+        backend: GenerationBackend,
+        served_model_name: str | None,
+        refresh_s: float,
+        vocab_fingerprint: str = "",
     ) -> None:
         self._backend = backend
         self._served_model_name = served_model_name
         self._refresh_s = refresh_s
+        self._vocab_fingerprint = vocab_fingerprint
+        """Of the gateway's own tokenizer; empty compares nothing."""
         self._asking = asyncio.Lock()
         self._pair: ServedPair | None = None
         self._asked_at = 0.0
@@ -76,6 +82,16 @@ class PairWatch:
             return known
         return self.of(answer)
 
+    def mismatch(self, answer: GetPairResponse) -> str:
+        """Say how the gateway's tokenizer differs from the served target's; empty when it fits."""
+        ours, theirs = self._vocab_fingerprint, answer.target.vocab_fingerprint
+        if not ours or not theirs or ours == theirs:
+            return ""
+        return (
+            f"the gateway's tokenizer ({ours[:12]}) is not the target's ({theirs[:12]}): "
+            "its --tokenizer names another model"
+        )
+
     def of(self, answer: GetPairResponse) -> ServedPair:
         """Read an answer. A pair without a draft serves too, target-only.
 
@@ -85,6 +101,8 @@ class PairWatch:
         if not answer.HasField("target"):
             raise ModelUnavailable(answer.reason or "the model pair is still being loaded")
         target = answer.target
+        if reason := self.mismatch(answer):
+            raise ModelUnavailable(reason)
         return ServedPair(
             model=self._served_model_name or target.model_id,
             vocab_size=target.vocab_size,

@@ -53,13 +53,13 @@ def acceptance_rule(body: GenerationFields, configured: str) -> AcceptanceRule:
 
 
 def check_model(body: GenerationFields, pair: ServedPair) -> None:
-    """Refuse a request for another model.
+    """Refuse a request for another model; `default` names the served one, whatever it is.
 
     Raises:
         UnknownModel: the name is not the served one.
     """
-    if body.model is not None and body.model != pair.model:
-        raise UnknownModel(body.model, pair.model)
+    if body.model not in (None, "default", pair.model):
+        raise UnknownModel(body.model or "", pair.model)
 
 
 def check_limits(body: GenerationFields, num_prompts: int, config: GatewayConfig) -> None:

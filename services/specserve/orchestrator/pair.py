@@ -7,15 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
 
 from specserve.config import OrchestratorConfig
-from specserve.errors import PeerUnavailable, SpecServeError
+from specserve.errors import ModelMismatch, PeerUnavailable, SpecServeError
 from specserve.orchestrator.pool import DRAFT_KIND, TARGET_KIND, Pool, model_of
-from specserve.orchestrator.vocabulary import Vocabulary, check_pair, fetch_vocabulary
+from specserve.orchestrator.vocabulary import (
+    TargetIdentity,
+    Vocabulary,
+    check_pair,
+    fetch_vocabulary,
+)
 from specserve.rpc import codec
 from specserve.rpc.link import FrameLink
 from specserve.rpc.v1 import draft_pb2, generation_pb2, target_pb2
@@ -38,6 +44,8 @@ class Pair:
                 DRAFT_KIND, heartbeat_s=config.heartbeat_s, hang_s=config.device_hang_s
             )
         self.vocabulary: Vocabulary | None = None
+        self._identity: TargetIdentity | None = None
+        self._num_requests = 0
         self._was_complete = False
         """A pair that lost its draft goes on target-only: that is no reason to send users away."""
         self._config = config
@@ -135,9 +143,35 @@ class Pair:
             pool.refuse(link, str(error))
 
     async def _check_target(self, link: FrameLink[Any, Any]) -> SpecServeError | None:
+        """Let only one model be the pool's: a session may move to any of its replicas.
+
+        Another model takes its place once nothing is running and none of the old one is left.
+        """
+        identity = TargetIdentity.of(model_of(link))
+        if self._identity is not None and identity != self._identity:
+            if self._num_requests or self.targets.usable():
+                return ModelMismatch(link.address, str(identity), str(self._identity))
+            logger.warning("the target is now %s, it was %s", identity, self._identity)
+            self.vocabulary = None
+            if self.drafts is not None:
+                self.drafts.forget_verdicts()
         if self.vocabulary is None:
             self.vocabulary = await fetch_vocabulary(link)
-        return await check_pair(self.vocabulary, link)
+        self._identity = identity
+        return None
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Hold the pair as it is for one request."""
+        self._num_requests += 1
+        try:
+            yield
+        finally:
+            self._num_requests -= 1
+            if self._num_requests == 0 and self.targets.refusals and not self.targets.usable():
+                # What was refused for the sake of running requests may serve the next ones.
+                self.targets.forget_verdicts()
+                self._changed.set()
 
     async def _check_draft(self, link: FrameLink[Any, Any]) -> SpecServeError | None:
         if self.vocabulary is None:

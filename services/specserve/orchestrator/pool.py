@@ -107,6 +107,11 @@ class Pool(Generic[CallT, ReplyT]):
         self._forget_gone()
         self.notify()
 
+    def forget_verdicts(self) -> None:
+        """Compare every replica anew."""
+        self.approved.clear()
+        self.refusals.clear()
+
     def _forget_gone(self) -> None:
         """Keep no verdict on a replica that no link leads to any more."""
         present = {link.model.replica_id for link in self.links.values() if link.model}

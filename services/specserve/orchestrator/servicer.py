@@ -26,6 +26,7 @@ from specserve.orchestrator.outbox import Outbox
 from specserve.orchestrator.pair import Pair
 from specserve.orchestrator.responses import block_response, record_message
 from specserve.orchestrator.target_session import TargetSession
+from specserve.orchestrator.vocabulary import Vocabulary
 from specserve.rpc import codec, status
 from specserve.rpc.v1 import generation_pb2, generation_pb2_grpc
 
@@ -92,6 +93,16 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> None:
         """Decode a choice; cancelling frees both KV caches."""
         vocabulary = await self._pair.wait_ready(self._config.reopen_timeout_s)
+        with self._pair.in_use():
+            await self._decode_on(vocabulary, request, span, outbox)
+
+    async def _decode_on(
+        self,
+        vocabulary: Vocabulary,
+        request: generation_pb2.GenerateRequest,
+        span: trace.Span,
+        outbox: Outbox,
+    ) -> None:
         limits = PairLimits(self._pair.max_model_len, self._pair.num_speculative_tokens)
         state, trimmer = admit(request, vocabulary, limits)
         opening = codec.pack_opening(

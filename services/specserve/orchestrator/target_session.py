@@ -228,7 +228,9 @@ class TargetSession:
             raise status.from_call_error(reply.error, self._state.request_id, plan.keep_length)
         if not reply.more_follows:
             self._pending = None
-        if plan.opens and self.num_reopens == 0:
+        if plan.opens and plan.epoch > 1 and not self._decoded:
+            self.num_reopens += 1
+        elif plan.opens and plan.epoch == 1:
             # A carried-over prefix may be cached too; it is output, not prompt.
             cached = min(reply.timing.cached_tokens, self._state.prompt_length)
             self.cached_prompt_tokens = max(self.cached_prompt_tokens, cached)
@@ -265,6 +267,5 @@ class TargetSession:
         self.close()
         self._unread = None
         self._state.target.reopen()
-        self.num_reopens += 1
         if pause:
             await asyncio.sleep(RETRY_PAUSE_S)

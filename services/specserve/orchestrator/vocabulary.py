@@ -30,6 +30,23 @@ class Vocabulary:
     eos_token_ids: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class TargetIdentity:
+    """What must be equal for two replicas to give the same tokens."""
+
+    weights_fingerprint: str
+    dtype: str
+    vocab_fingerprint: str
+
+    @staticmethod
+    def of(model: common_pb2.GetModelResponse) -> TargetIdentity:
+        """Read a replica's identity."""
+        return TargetIdentity(model.weights_fingerprint, model.dtype, model.vocab_fingerprint)
+
+    def __str__(self) -> str:
+        return f"weights {self.weights_fingerprint[:12]} in {self.dtype}"
+
+
 async def fetch_vocabulary(link: FrameLink[Any, Any]) -> Vocabulary:
     """Ask a replica for its id -> bytes table.
 

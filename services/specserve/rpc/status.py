@@ -31,6 +31,7 @@ CODES: dict[type[errors.SpecServeError], grpc.StatusCode] = {
     errors.NonFiniteLogits: grpc.StatusCode.INTERNAL,
     errors.PeerUnavailable: grpc.StatusCode.UNAVAILABLE,
     errors.VocabularyMismatch: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.ModelMismatch: grpc.StatusCode.FAILED_PRECONDITION,
     errors.ProtocolMismatch: grpc.StatusCode.FAILED_PRECONDITION,
     errors.ModelUnavailable: grpc.StatusCode.UNAVAILABLE,
     errors.ConfigurationError: grpc.StatusCode.INVALID_ARGUMENT,

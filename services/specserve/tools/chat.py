@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -106,6 +107,8 @@ def _messages(given: str | None, colour: bool) -> Iterator[str]:
         yield given
         return
     if not sys.stdin.isatty():
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            sys.stdin.reconfigure(encoding="utf-8", errors="replace")
         yield from (line.strip() for line in sys.stdin if line.strip())
         return
     while True:
