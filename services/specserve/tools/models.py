@@ -13,9 +13,6 @@ from specserve.config import EngineConfig, SpeculativeConfig
 from specserve.errors import ConfigurationError, VocabularyMismatch
 from specserve.tools.terminal import Progress, say
 
-EMBEDDED_NUM_SPECULATIVE_TOKENS = 2
-"""K of the embedded pair when nothing is said: on a CPU a third guess costs more than it gives."""
-
 CACHE_HELP = "where models are kept (default: ~/.cache/specserve/models)"
 
 
@@ -93,10 +90,7 @@ def resolve_pair(
         pair = embedded_pair(cache, progress)
     finally:
         progress.close()
-    chosen = speculative or SpeculativeConfig(
-        num_speculative_tokens=EMBEDDED_NUM_SPECULATIVE_TOKENS
-    )
-    config = chosen.model_copy(update={"model": str(pair.draft)})
+    config = (speculative or SpeculativeConfig()).model_copy(update={"model": str(pair.draft)})
     return ModelPair(str(pair.target), config, is_embedded=True)
 
 
