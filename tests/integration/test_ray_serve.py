@@ -177,16 +177,18 @@ def test_a_killed_draft_leaves_the_stream_running(served):
 def test_a_signal_stops_everything(served):
     """SIGINT with a stream open: over within 20 s, exit code 0, and no process is left."""
 
+    streaming = threading.Event()
+
     def read():
         try:
             for _ in served.stream(max_tokens=4000):
-                pass
+                streaming.set()
         except httpx.HTTPError:
             pass
 
     reading = threading.Thread(target=read)
     reading.start()
-    time.sleep(0.5)
+    assert streaming.wait(30)
     processes = served.command.descendants()
     started = time.monotonic()
 
