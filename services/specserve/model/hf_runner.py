@@ -14,15 +14,14 @@ import torch
 from transformers import PreTrainedModel
 
 from specserve.config import EngineConfig
-from specserve.model.attention import PagedBatch
 from specserve.model.hf_model import load_model, longest_context, probe_layers
 from specserve.model.huge_pages import collapse_to_huge_pages
 from specserve.model.kv_pool import KvPool, size_pool
 from specserve.model.lm_head import cut_head, read_draft_vocab
 from specserve.model.messages import ModelInfo
 from specserve.model.model_files import fingerprint, weight_files
-from specserve.model.optimize import ModelForward, model_forward, optimize_for_cpu
-from specserve.model.paged_batch import plan_batch
+from specserve.model.optimize import ModelForward, optimize_for_cpu
+from specserve.model.planned_forward import PlannedForward, model_forward
 from specserve.model.runner import SequenceSlice
 
 logger = logging.getLogger(__name__)
@@ -41,8 +40,6 @@ class HuggingFaceRunner:
         pool: KvPool,
         info: ModelInfo,
         logit_token_ids: Sequence[int] | None,
-        *,
-        batch_invariant: bool = False,
     ) -> None:
         self._forward = forward
         self._pool = pool
@@ -53,12 +50,6 @@ class HuggingFaceRunner:
             else torch.tensor(logit_token_ids, dtype=torch.int64, device=pool.device)
         )
         self._num_columns = len(logit_token_ids) if logit_token_ids else info.vocab_size
-        # float32 is asked for where tokens must not depend on speculation: with packed weights,
-        # rows attended one by one equal plain decoding to the last bit.
-        self._row_by_row = pool.device.type == "cpu" and (
-            batch_invariant or pool.dtype == torch.float32
-        )
-        self._clear_tails = False
 
     @classmethod
     def load(
@@ -84,12 +75,21 @@ class HuggingFaceRunner:
         cut_head(model, vocab_size, kept)
         layers = probe_layers(config.model, model)
         weights_bytes = _weights_bytes(model)
+        # float32 is asked for where tokens must not depend on speculation: with packed weights,
+        # rows attended one by one equal plain decoding to the last bit.
+        row_by_row = device.type == "cpu" and (config.batch_invariant or dtype == torch.float32)
+        forward: ModelForward
         if device.type == "cpu" and config.pack_weights:
-            forward = optimize_for_cpu(model, layers)
+            forward = optimize_for_cpu(
+                model,
+                layers,
+                row_by_row=row_by_row,
+                num_threads=config.num_threads or torch.get_num_threads(),
+            )
             if weights_bytes >= HUGE_PAGES_FROM_BYTES:
                 collapse_to_huge_pages()
         else:
-            forward = model_forward(model)
+            forward = PlannedForward(model_forward(model), row_by_row=row_by_row)
         size = size_pool(config, layers, longest_context(model.config), dtype, device)
         pool = KvPool(layers, size.num_blocks, config.block_size, dtype, device)
         info = ModelInfo(
@@ -115,7 +115,7 @@ class HuggingFaceRunner:
             pool.num_bytes / 1e6,
             size.max_model_len,
         )
-        return cls(forward, pool, info, kept, batch_invariant=config.batch_invariant)
+        return cls(forward, pool, info, kept)
 
     @property
     def info(self) -> ModelInfo:
@@ -134,17 +134,8 @@ class HuggingFaceRunner:
         Returns:
             [sum of num_logit_rows, V'] float32 logits, in batch order.
         """
-        plan = plan_batch(batch, self._pool, self._row_by_row)
-        if self._clear_tails and plan.tail_slots.size:
-            self._pool.clear_slots(torch.from_numpy(plan.tail_slots).to(self._pool.device))
-        paged = PagedBatch(plan, self._pool)
-        logits = self._forward(plan, paged)[:, : self._num_columns].float()  # [R, V']
-        # A masked slot counts as 0 * value, and 0 * NaN is NaN: once some row went bad, what it
-        # left behind in freed blocks must not reach their next owner.
-        if not self._clear_tails and not paged.is_finite:
-            logger.warning("non-finite keys or values: block tails are cleared from now on")
-            self._clear_tails = True
-        return logits
+        logits = self._forward(batch, self._pool)  # [R, head rows]
+        return logits[:, : self._num_columns].float()
 
     def copy_block(self, source: int, destination: int) -> None:
         """Copy one KV block, all layers (copy on write of a shared block)."""

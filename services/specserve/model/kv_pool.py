@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from specserve.config import EngineConfig
 from specserve.errors import ConfigurationError
@@ -66,12 +68,21 @@ class KvPool:
         self.block_size = block_size
         self.dtype = dtype
         self.device = device
-        self._keys = [self._allocate(x.num_kv_heads, x.key_dim) for x in layers]
-        self._values = [self._allocate(x.num_kv_heads, x.value_dim) for x in layers]
+        self._all_keys: torch.Tensor | None = None
+        self._all_values: torch.Tensor | None = None
+        first = layers[0]
+        if all(x.row_size == first.row_size and x.key_dim == first.key_dim for x in layers):
+            self._all_keys = self._allocate(len(layers), first.num_kv_heads, first.key_dim)
+            self._all_values = self._allocate(len(layers), first.num_kv_heads, first.value_dim)
+            self._keys = list(self._all_keys)
+            self._values = list(self._all_values)
+        else:
+            self._keys = [self._allocate(1, x.num_kv_heads, x.key_dim)[0] for x in layers]
+            self._values = [self._allocate(1, x.num_kv_heads, x.value_dim)[0] for x in layers]
 
-    def _allocate(self, num_heads: int, dim: int) -> torch.Tensor:
-        """Make one layer's zeroed [Hkv, S, D] keys or values."""
-        shape = (num_heads, (self.num_blocks + 1) * self.block_size, dim)
+    def _allocate(self, num_layers: int, num_heads: int, dim: int) -> torch.Tensor:
+        """Make zeroed [L, Hkv, S, D] keys or values."""
+        shape = (num_layers, num_heads, (self.num_blocks + 1) * self.block_size, dim)
         made = torch.zeros(shape, dtype=self.dtype, device=self.device)
         if self.device.type == "cpu":
             prefer_huge_pages(made.data_ptr(), made.nbytes)
@@ -86,6 +97,17 @@ class KvPool:
     def num_bytes(self) -> int:
         """Memory of the blocks that sessions can hold."""
         return self.num_blocks * self.block_size * kv_bytes_per_token(self.layers, self.dtype)
+
+    def stacked(self) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
+        """View all layers' keys and values as [L, Hkv, S, D] bit patterns of bfloat16.
+
+        Raises:
+            ValueError: layers differ in shape, or hold another number type.
+        """
+        keys, values = self._all_keys, self._all_values
+        if keys is None or values is None or self.dtype != torch.bfloat16:
+            raise ValueError(f"the pool is not one stack of bfloat16 layers but {self.dtype}")
+        return keys.view(torch.uint16).numpy(), values.view(torch.uint16).numpy()
 
     def write(
         self, layer: int, slots: int | torch.Tensor, keys: torch.Tensor, values: torch.Tensor

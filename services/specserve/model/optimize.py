@@ -1,77 +1,100 @@
-"""Make a loaded model cheap on a CPU, and see that it still says the same.
+"""Choose how a loaded model is run, and see that the faster way still says the same.
 
-Models of the Llama family get a forward of their own (`fused_decoder`); any other keeps its code
-and gets packed linear layers. Knows models; knows no session.
+On a CPU, models of the Llama family are compiled whole where processor and number type allow it
+(`compiled`), else get a forward of their own (`fused_decoder`); any other model keeps its code and
+gets packed linear layers. Knows models; knows no session.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 
 import torch
 from transformers import PreTrainedModel
 
 from specserve.errors import ConfigurationError
-from specserve.model.attention import PagedBatch
 from specserve.model.fused_decoder import FusedDecoder
 from specserve.model.kv_pool import KvPool, LayerShape
 from specserve.model.packed_linear import can_pack, pack_linears
-from specserve.model.paged_batch import BatchPlan, plan_batch
+from specserve.model.planned_forward import PlannedForward, RunPlan, model_forward
 from specserve.model.runner import SequenceSlice
 
 logger = logging.getLogger(__name__)
 
-ModelForward = Callable[[BatchPlan, PagedBatch], torch.Tensor]
-"""Runs a planned batch; [R, head rows] logits."""
+ModelForward = Callable[[Sequence[SequenceSlice], KvPool], torch.Tensor]
+"""Runs a ragged batch over a pool; [R, head rows] logits."""
 
 _LARGEST_ERROR = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """Norm of the difference over the norm of the logits; roundings stay far below, mistakes do not."""
 
 
-def model_forward(model: PreTrainedModel) -> ModelForward:
-    """Return the model's own code as a forward over a planned batch."""
+@torch.inference_mode()
+def optimize_for_cpu(
+    model: PreTrainedModel, layers: Sequence[LayerShape], *, row_by_row: bool, num_threads: int
+) -> ModelForward:
+    """Lay the model's weights out anew, in place, and return the forward to use from now on.
 
-    def run(plan: BatchPlan, paged: PagedBatch) -> torch.Tensor:
-        rows = plan.logit_rows
-        output = model(
-            input_ids=plan.token_ids.unsqueeze(0),
-            position_ids=plan.positions.unsqueeze(0),
-            use_cache=False,
-            # No rows at all would leave some kernels without a shape: one is computed and dropped.
-            logits_to_keep=rows if rows.numel() else 1,
-            paged_batch=paged,
-        )
-        logits: torch.Tensor = output.logits[0]
-        return logits[: rows.numel()]
+    Args:
+        row_by_row: no row's bits may depend on its neighbours.
+        num_threads: threads that the forward may use.
 
-    return run
+    Raises:
+        ConfigurationError: the optimised model does not answer like the plain one.
+    """
+    plain = PlannedForward(model_forward(model), row_by_row=row_by_row)
+    if num_threads == 1 and FusedDecoder.fits(model, layers):
+        before = _try_out(plain, model, layers)
+        compiled = _compile(model, layers)
+        if compiled is not None:
+            _compare(before, _try_out(compiled, model, layers), model)
+            return compiled
+    return PlannedForward(pack_for_cpu(model, layers), row_by_row=row_by_row)
 
 
 @torch.inference_mode()
-def optimize_for_cpu(model: PreTrainedModel, layers: Sequence[LayerShape]) -> ModelForward:
-    """Pack the model's weights, in place, and return the forward to use from now on.
+def pack_for_cpu(model: PreTrainedModel, layers: Sequence[LayerShape]) -> RunPlan:
+    """Pack the model's weights, in place, and return its forward over planned batches.
 
     Raises:
         ConfigurationError: the packed model does not answer like the plain one.
     """
-    forward = model_forward(model)
+    run = model_forward(model)
     if not can_pack(model.dtype):
         logger.info("this processor has no packed kernels for %s", model.dtype)
-        return forward
-    before = _try_out(forward, model, layers)
+        return run
+    before = _try_out(PlannedForward(run, row_by_row=False), model, layers)
     if FusedDecoder.fits(model, layers):
-        forward = FusedDecoder(model, layers)
+        run = FusedDecoder(model, layers)
     else:
         pack_linears(model)
-    after = _try_out(forward, model, layers)
+    after = _try_out(PlannedForward(run, row_by_row=False), model, layers)
+    _compare(before, after, model)
+    return run
+
+
+def _compile(model: PreTrainedModel, layers: Sequence[LayerShape]) -> ModelForward | None:
+    """Compile the whole decoder; None where processor, model or packages do not allow it."""
+    if find_spec("numba") is None:
+        return None
+    from specserve.model.compiled.decoder import CompiledDecoder  # noqa: PLC0415 - may be absent
+
+    return CompiledDecoder(model, layers) if CompiledDecoder.fits(model, layers) else None
+
+
+def _compare(before: torch.Tensor, after: torch.Tensor, model: PreTrainedModel) -> None:
+    """Refuse a model whose weights were laid out wrongly.
+
+    Raises:
+        ConfigurationError: the logits differ by more than roundings.
+    """
     error = float((after - before).norm() / before.norm())
     if not error <= _LARGEST_ERROR[model.dtype]:
         raise ConfigurationError(
             f"{type(model).__name__}: packed weights change the logits by {error:.2g} of their "
             "norm; start with pack_weights off"
         )
-    return forward
 
 
 def _try_out(
@@ -83,6 +106,5 @@ def _try_out(
     ids = [(7 + 31 * i) % vocab_size for i in range(12)]
     logits = torch.empty(0)
     for part in (SequenceSlice(ids[:8], 0, (1, 0), 0), SequenceSlice(ids[8:], 8, (1, 0), 4)):
-        plan = plan_batch([part], pool)
-        logits = forward(plan, PagedBatch(plan, pool))
+        logits = forward([part], pool)
     return logits.float()

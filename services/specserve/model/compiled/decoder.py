@@ -1,0 +1,259 @@
+"""A whole Llama-family decoder as one compiled call: token ids in, logits out.
+
+A decode step of a small model is a thousand tiny operations, and what they cost in a framework is
+the calling; here they are one function, and reading the weights is what is left. Its rows never
+influence one another, so speculation, batching and prefix caching change no bit of them. Knows a
+model's weights and one batch; knows no session and no sampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from numba import njit
+from torch import nn
+from transformers import PreTrainedModel
+
+from specserve.model.compiled.assembly import MAX_HEADS
+from specserve.model.compiled.kernels import (
+    PanelStore,
+    compile_kernels,
+    padded_outputs,
+    processor_has_kernels,
+)
+from specserve.model.compiled.operations import (
+    OPTIONS,
+    add,
+    attend,
+    gate,
+    matmul,
+    normalise,
+    turn_and_store,
+)
+from specserve.model.kv_pool import KvPool, LayerShape
+from specserve.model.runner import SequenceSlice
+
+FloatArray = npt.NDArray[np.float32]
+
+_NO_WINDOW = 1 << 40
+
+
+@njit(**OPTIONS)  # type: ignore[untyped-decorator]
+def _run_layers(
+    kernels: Any,
+    weights: Any,
+    norms: Any,
+    biases: Any,
+    eps: Any,
+    hidden: Any,
+    cos: Any,
+    sin: Any,
+    slots: Any,
+    positions: Any,
+    tables: Any,
+    sequences: Any,
+    block_size: Any,
+    windows: Any,
+    scale: Any,
+    keys: Any,
+    values: Any,
+    scratch: Any,
+) -> None:
+    """Run all layers over [T, H] hidden rows, in place."""
+    matmul_kernels, score_kernels, mix_kernels = kernels
+    normed, joined, query, attended, back, wide, inner, scores, sums = scratch
+    joined_bias, output_bias = biases
+    for layer in range(weights.shape[0]):
+        normalise(hidden, norms[layer, 0], eps, normed)
+        matmul(matmul_kernels, weights[layer, 0], normed, joined)
+        turn_and_store(
+            joined, joined_bias[layer], cos, sin, slots, query, keys[layer], values[layer]
+        )
+        attend(
+            score_kernels,
+            mix_kernels,
+            query,
+            keys[layer],
+            values[layer],
+            tables,
+            sequences,
+            positions,
+            block_size,
+            windows[layer],
+            scale,
+            scores,
+            sums,
+            attended,
+        )
+        matmul(matmul_kernels, weights[layer, 1], attended, back)
+        add(hidden, back, output_bias[layer])
+        normalise(hidden, norms[layer, 1], eps, normed)
+        matmul(matmul_kernels, weights[layer, 2], normed, wide)
+        gate(wide, inner)
+        matmul(matmul_kernels, weights[layer, 3], inner, back)
+        add(hidden, back, output_bias[layer, :0])
+
+
+class CompiledDecoder:
+    """Runs a whole model. Takes the model's weights over and frees them layer by layer."""
+
+    def __init__(self, model: PreTrainedModel, layers: Sequence[LayerShape]) -> None:
+        config = model.config
+        decoder: Any = model.get_decoder()
+        self._shape = layers[0]
+        self._num_heads: int = config.num_attention_heads
+        self._hidden_size: int = config.hidden_size
+        self._inner_size: int = config.intermediate_size
+        self._eps = np.float32(config.rms_norm_eps)
+        self._scale = np.float32(decoder.layers[0].self_attn.scaling)
+        self._rotary: nn.Module = decoder.rotary_emb
+        self._cos, self._sin = self._angles(256)
+        self._windows = np.array([layer.window or _NO_WINDOW for layer in layers], np.int64)
+        self._kernels = compile_kernels(self._shape.key_dim)
+        self._embedding: torch.Tensor = decoder.embed_tokens.weight.detach()  # [V, H]
+        head: Any = model.get_output_embeddings()
+        self._num_columns: int = head.weight.shape[0]
+        self._store = PanelStore(self._num_elements(len(layers)))
+        self._weights = np.zeros((len(layers), 4), np.int64)
+        self._norms = np.zeros((len(layers), 2, self._hidden_size), np.float32)
+        joined_biases, output_biases = [], []
+        for index, layer in enumerate(decoder.layers):
+            attention, mlp = layer.self_attn, layer.mlp
+            projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+            for place, linears in enumerate(
+                (projections, (attention.o_proj,), (mlp.gate_proj, mlp.up_proj), (mlp.down_proj,))
+            ):
+                self._weights[index, place] = self._store.add(
+                    torch.cat([linear.weight for linear in linears])
+                )
+            self._norms[index, 0] = _float32(layer.input_layernorm.weight)
+            self._norms[index, 1] = _float32(layer.post_attention_layernorm.weight)
+            joined_biases.append(_bias(projections))
+            output_biases.append(_bias((attention.o_proj,)))
+            decoder.layers[index] = nn.Identity()
+        self._biases = (np.stack(joined_biases), np.stack(output_biases))
+        self._final_norm = _float32(decoder.norm.weight)
+        self._head = self._store.add(head.weight)
+        model.set_output_embeddings(nn.Identity())
+
+    @staticmethod
+    def fits(model: PreTrainedModel, layers: Sequence[LayerShape]) -> bool:
+        """Whether processor and model are such as this is written for.
+
+        The model must be one that `fused_decoder` fits, in bfloat16.
+        """
+        config = model.config
+        return (
+            model.dtype == torch.bfloat16
+            and layers[0].key_dim % 32 == 0
+            and config.hidden_size % 2 == 0
+            and config.intermediate_size % 2 == 0
+            and not getattr(config, "mlp_bias", False)
+            and processor_has_kernels()
+        )
+
+    def __call__(self, batch: Sequence[SequenceSlice], pool: KvPool) -> torch.Tensor:
+        """Run a batch and write its keys and values; [R, head rows] float32 logits."""
+        counts = np.array([len(part.token_ids) for part in batch])
+        total = int(counts.sum())
+        sequences = np.repeat(np.arange(len(batch)), counts)  # [T]
+        starts = np.array([part.start_position for part in batch])
+        ends = np.cumsum(counts)
+        within = np.arange(total) - np.repeat(ends - counts, counts)
+        positions = starts[sequences] + within  # [T]
+        tables = np.zeros((len(batch), max(len(part.block_table) for part in batch)), np.int64)
+        for index, part in enumerate(batch):
+            tables[index, : len(part.block_table)] = part.block_table
+        size = pool.block_size
+        slots = tables[sequences, positions // size] * size + positions % size
+        longest = int(positions.max()) + 1
+        if longest > len(self._cos):
+            self._cos, self._sin = self._angles(2 * longest)
+        token_ids = torch.tensor([i for part in batch for i in part.token_ids])
+        hidden = nn.functional.embedding(token_ids, self._embedding).float().numpy()  # [T, H]
+        keys, values = pool.stacked()
+        _run_layers(
+            (self._kernels.matmul, self._kernels.score, self._kernels.mix),
+            self._weights,
+            self._norms,
+            self._biases,
+            self._eps,
+            hidden,
+            self._cos[positions],
+            self._sin[positions],
+            slots,
+            positions,
+            tables,
+            sequences,
+            size,
+            self._windows,
+            self._scale,
+            keys,
+            values,
+            self._scratch(total, longest),
+        )
+        wanted = np.array([part.num_logit_rows for part in batch])
+        rows = within >= np.repeat(counts - wanted, counts)
+        return self._logits(hidden[rows])
+
+    def _logits(self, hidden: FloatArray) -> torch.Tensor:
+        """Norm and head of the rows wanted."""
+        normed = np.empty(hidden.shape, np.uint16)
+        logits = np.empty((len(hidden), padded_outputs(self._num_columns)), np.float32)
+        if len(hidden):
+            normalise(hidden, self._final_norm, self._eps, normed)
+            matmul(self._kernels.matmul, self._head, normed, logits)
+        return torch.from_numpy(logits[:, : self._num_columns])
+
+    def _scratch(self, rows: int, longest: int) -> tuple[npt.NDArray[Any], ...]:
+        """Arrays that one forward works in."""
+        dim = self._shape.key_dim
+        width = self._num_heads * dim
+        joined = width + 2 * self._shape.num_kv_heads * dim
+        return (
+            np.empty((rows, self._hidden_size), np.uint16),
+            np.empty((rows, padded_outputs(joined)), np.float32),
+            np.empty((rows, width), np.uint16),
+            np.empty((rows, width), np.uint16),
+            np.empty((rows, padded_outputs(self._hidden_size)), np.float32),
+            np.empty((rows, padded_outputs(2 * self._inner_size)), np.float32),
+            np.empty((rows, self._inner_size), np.uint16),
+            np.empty((MAX_HEADS, longest), np.float32),
+            np.empty((MAX_HEADS, dim), np.float32),
+        )
+
+    def _angles(self, length: int) -> tuple[FloatArray, FloatArray]:
+        """Return cosines and sines of positions 0 ... length - 1, [length, D / 2] each."""
+        with torch.inference_mode():
+            cos, sin = self._rotary(torch.zeros(1), torch.arange(length).unsqueeze(0))
+        half = self._shape.key_dim // 2
+        return (
+            np.ascontiguousarray(cos[0, :, :half].float().numpy()),
+            np.ascontiguousarray(sin[0, :, :half].float().numpy()),
+        )
+
+    def _num_elements(self, num_layers: int) -> int:
+        """Count the elements of all packed weights, panels whole."""
+        hidden, inner, dim = self._hidden_size, self._inner_size, self._shape.key_dim
+        width = self._num_heads * dim
+        layer = (
+            padded_outputs(width + 2 * self._shape.num_kv_heads * dim) * hidden
+            + padded_outputs(hidden) * (width + inner)
+            + padded_outputs(2 * inner) * hidden
+        )
+        return num_layers * layer + padded_outputs(self._num_columns) * hidden
+
+
+def _float32(weight: torch.Tensor) -> FloatArray:
+    values: FloatArray = weight.detach().float().numpy()
+    return values
+
+
+def _bias(linears: Sequence[Any]) -> FloatArray:
+    """Join the biases of linear layers; empty when they have none."""
+    biases = [_float32(linear.bias) for linear in linears if linear.bias is not None]
+    return np.concatenate(biases) if biases else np.zeros(0, np.float32)

@@ -1,0 +1,104 @@
+"""Compile the inner loops for this processor, and lay weights out for them.
+
+Knows the compiler and memory; knows no model.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from llvmlite import binding as llvm
+
+from specserve.model.compiled.assembly import MAX_HEADS, MAX_ROWS, PANEL, module_text
+from specserve.model.huge_pages import prefer_huge_pages
+
+logger = logging.getLogger(__name__)
+
+_FEATURES = ("avx512f", "avx512bw", "avx512vl", "avx512bf16")
+
+_ALIGNMENT = 64
+"""Bytes; a register is loaded whole."""
+
+
+def processor_has_kernels() -> bool:
+    """Whether this processor computes bfloat16 dot products in 512-bit registers."""
+    try:
+        features = dict(llvm.get_host_cpu_features())
+    except RuntimeError:  # a processor that LLVM cannot ask
+        return False
+    return all(features.get(name, False) for name in _FEATURES)
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """Addresses of compiled loops, by the number of rows or heads (index 0 is unused)."""
+
+    matmul: npt.NDArray[np.int64]
+    """[MAX_ROWS + 1]"""
+    score: npt.NDArray[np.int64]
+    """[MAX_HEADS + 1]"""
+    mix: npt.NDArray[np.int64]
+    """[MAX_HEADS + 1]"""
+    engine: Any
+    """Owns the code: the addresses live as long as this."""
+
+
+@cache
+def compile_kernels(head_dim: int) -> Kernels:
+    """Compile the loops for one head size (some 50 ms)."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    module = llvm.parse_assembly(module_text(head_dim))
+    module.verify()
+    machine = llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3
+    )
+    engine = llvm.create_mcjit_compiler(module, machine)
+    engine.finalize_object()
+
+    def addresses(name: str, count: int) -> npt.NDArray[np.int64]:
+        found = [engine.get_function_address(f"{name}_{i}") for i in range(1, count + 1)]
+        return np.array([0, *found], np.int64)
+
+    return Kernels(
+        matmul=addresses("matmul", MAX_ROWS),
+        score=addresses("score", MAX_HEADS),
+        mix=addresses("mix", MAX_HEADS),
+        engine=engine,
+    )
+
+
+def padded_outputs(num_outputs: int) -> int:
+    """Round a weight's outputs up to whole panels."""
+    return -(-num_outputs // PANEL) * PANEL
+
+
+class PanelStore:
+    """One stretch of memory, in huge pages where there are any, that holds packed weights."""
+
+    def __init__(self, num_elements: int) -> None:
+        """Reserve room for so many bfloat16 elements, panels counted whole."""
+        self._memory = torch.empty(num_elements + _ALIGNMENT // 2, dtype=torch.int16)
+        prefer_huge_pages(self._memory.data_ptr(), self._memory.nbytes)
+        self._used = (-self._memory.data_ptr() // 2) % (_ALIGNMENT // 2)
+
+    def add(self, weight: torch.Tensor) -> int:
+        """Pack an [out, in] bfloat16 weight, missing outputs zero; return its address.
+
+        Panels of [in / 2][4][16][2]: a register holds 16 outputs of two neighbouring inputs.
+        """
+        outputs, inputs = weight.shape
+        missing = padded_outputs(outputs) - outputs
+        whole = torch.nn.functional.pad(weight.detach(), (0, 0, 0, missing))
+        panels = whole.view(torch.int16).reshape(-1, PANEL // 16, 16, inputs // 2, 2)
+        size = whole.numel()
+        begin, self._used = self._used, self._used + size
+        place = self._memory[begin : self._used]
+        place.view(-1, inputs // 2, PANEL // 16, 16, 2).copy_(panels.permute(0, 3, 1, 2, 4))
+        return self._memory.data_ptr() + 2 * begin

@@ -1,0 +1,250 @@
+"""The compiled forward against plain transformers and against itself."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numba import njit
+from safetensors.torch import load_file, save_file
+
+from specserve.config import EngineConfig
+from specserve.model.compiled.assembly import MAX_ROWS
+from specserve.model.compiled.decoder import CompiledDecoder
+from specserve.model.compiled.kernels import (
+    PanelStore,
+    compile_kernels,
+    padded_outputs,
+    processor_has_kernels,
+)
+from specserve.model.compiled.operations import _exp, _to_bf16, matmul
+from specserve.model.hf_runner import HuggingFaceRunner
+from specserve.model.runner import SequenceSlice
+from support.tiny_models import VOCAB_SIZE, plain_logits, save_tiny
+
+pytestmark = [
+    pytest.mark.skipif(not processor_has_kernels(), reason="needs AVX512-BF16"),
+    pytest.mark.slow,
+]
+
+SHAPES: dict[str, tuple[str, dict[str, object]]] = {
+    "llama": ("llama", {"hidden_size": 128}),
+    "one key head each": ("llama", {"hidden_size": 128, "num_key_value_heads": 4}),
+    "heads of 64": ("llama", {"hidden_size": 192, "num_attention_heads": 3, "head_dim": 64}),
+    "seven to one": (
+        "llama",
+        {"hidden_size": 224, "num_attention_heads": 7, "num_key_value_heads": 1},
+    ),
+    "biases": ("qwen2", {"hidden_size": 128}),
+    "output bias": ("llama", {"hidden_size": 128, "attention_bias": True}),
+    "window": ("mistral", {"hidden_size": 128, "sliding_window": 6}),
+}
+
+
+@pytest.fixture(scope="module", params=list(SHAPES))
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    kind, changes = SHAPES[request.param]
+    if request.param == "heads of 64":
+        changes = {**changes, "num_key_value_heads": 3}
+    return save_tiny(tmp_path_factory.mktemp("model"), kind, **{"intermediate_size": 98, **changes})
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("model"), "llama", hidden_size=128)
+
+
+def load(folder: Path, **settings: object) -> HuggingFaceRunner:
+    config = EngineConfig(
+        **{
+            "model": str(folder),
+            "block_size": 4,
+            "num_kv_blocks": 128,
+            "num_threads": 1,
+            **settings,
+        }
+    )
+    runner = HuggingFaceRunner.load(config, folder, VOCAB_SIZE, torch.bfloat16, torch.device("cpu"))
+    assert isinstance(runner._forward, CompiledDecoder)
+    return runner
+
+
+def tokens(seed: int, count: int) -> list[int]:
+    source = random.Random(seed)
+    return [source.randrange(VOCAB_SIZE) for _ in range(count)]
+
+
+def distance(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    assert got.shape == wanted.shape
+    return float((got - wanted).norm() / wanted.norm())
+
+
+def run_in_pieces(
+    runner: HuggingFaceRunner, sequences: Sequence[Sequence[int]], seed: int
+) -> list[torch.Tensor]:
+    """Run sequences in random pieces, batches and blocks; all logits of each."""
+    source = random.Random(seed)
+    free = list(range(runner.info.num_blocks))
+    source.shuffle(free)
+    tables = [[free.pop() for _ in range(-(-len(s) // 4))] for s in sequences]
+    done = [0] * len(sequences)
+    logits: list[list[torch.Tensor]] = [[] for _ in sequences]
+    while any(d < len(s) for d, s in zip(done, sequences, strict=True)):
+        parts = []
+        for i, ids in enumerate(sequences):
+            count = min(source.choice([0, 1, 1, 5, 3, 20]), len(ids) - done[i])
+            if count:
+                piece = ids[done[i] : done[i] + count]
+                parts.append((i, SequenceSlice(piece, done[i], tables[i], count)))
+                done[i] += count
+        source.shuffle(parts)
+        if parts:
+            answer = runner.forward([part for _, part in parts])
+            sizes = [len(part.token_ids) for _, part in parts]
+            for (i, _), rows in zip(parts, answer.split(sizes), strict=True):
+                logits[i].append(rows)
+    return [torch.cat(rows) for rows in logits]
+
+
+def test_it_answers_like_transformers(folder):
+    """Random pieces of five sequences over shuffled blocks: within 5 % of float32's norm."""
+    sequences = [tokens(i, n) for i, n in enumerate((3, 45, 21, 30, 70))]
+    got = run_in_pieces(load(folder), sequences, seed=1)
+    for rows, wanted in zip(got, plain_logits(folder, sequences), strict=True):
+        assert distance(rows, wanted) < 0.05
+
+
+def test_no_bit_depends_on_batch_blocks_or_pieces(folder):
+    """Any pieces, neighbours and blocks: every row equals decoding its sequence alone."""
+    runner = load(folder)
+    sequences = [tokens(i, n) for i, n in enumerate((3, 45, 21, 30, 70))]
+    alone = []
+    for ids in sequences:
+        table = tuple(range(-(-len(ids) // 4)))
+        alone.append(
+            torch.cat(
+                [runner.forward([SequenceSlice([x], t, table, 1)]) for t, x in enumerate(ids)]
+            )
+        )
+    for seed in range(3):
+        for got, wanted in zip(run_in_pieces(runner, sequences, seed), alone, strict=True):
+            assert torch.equal(got, wanted)
+
+
+def test_rows_that_are_not_asked_for_have_no_logits(llama):
+    """A prefill chunk gives none; the last two of five are the last two."""
+    runner = load(llama)
+    ids = tokens(3, 9)
+    everything = runner.forward([SequenceSlice(ids, 0, (0, 1, 2), 9)])
+    assert runner.forward([SequenceSlice(ids[:4], 0, (3, 4, 5), 0)]).shape == (0, VOCAB_SIZE)
+    rest = runner.forward(
+        [SequenceSlice(ids[4:], 4, (3, 4, 5), 2), SequenceSlice(ids, 0, (6, 7, 8), 1)]
+    )
+    assert torch.equal(rest, torch.cat([everything[7:], everything[8:]]))
+
+
+def test_a_broken_session_harms_nobody(llama, tmp_path):
+    """NaN in one row: its sequence's later rows are NaN, neighbours and heirs keep every bit."""
+    for path in llama.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    weights = load_file(llama / "model.safetensors")
+    weights["model.embed_tokens.weight"][13] = float("nan")
+    (tmp_path / "model.safetensors").unlink()
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    runner = load(tmp_path)
+    good = [i for i in tokens(11, 9) if i != 13]
+    alone = runner.forward([SequenceSlice(good, 0, (0, 1, 2), len(good))])
+    assert torch.isfinite(alone).all()
+    neighbour = SequenceSlice(good, 0, (0, 1, 2), len(good))
+    logits = runner.forward([SequenceSlice([13, 5, 6, 7, 8, 9], 0, (5, 6), 6), neighbour])
+    assert torch.isnan(logits[:6]).all()
+    assert torch.equal(logits[6:], alone)
+    heir = runner.forward([SequenceSlice(good, 0, (6, 5, 7), len(good))])
+    assert torch.equal(heir, alone)
+
+
+def test_a_cut_head_keeps_its_columns(llama, tmp_path):
+    """draft_vocab.json: five columns, equal to the whole head's."""
+    for path in llama.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    kept = [40, 2, 63, 17, 5]
+    (tmp_path / "draft_vocab.json").write_text(json.dumps({"token_ids": kept}))
+    ids = tokens(9, 6)
+    whole = load(llama).forward([SequenceSlice(ids, 0, (0, 1), 6)])
+    cut = load(tmp_path).forward([SequenceSlice(ids, 0, (0, 1), 6)])
+    assert torch.equal(cut, whole[:, sorted(kept)])
+
+
+def test_long_contexts_grow_the_table_of_angles(llama):
+    """Positions beyond the first table, up to the model's context."""
+    folder_ids = tokens(2, 128)
+    runner = load(llama)
+    forward = runner._forward
+    assert isinstance(forward, CompiledDecoder)
+    forward._cos, forward._sin = forward._angles(8)
+    got = runner.forward([SequenceSlice(folder_ids, 0, tuple(range(32)), 128)])
+    assert distance(got, plain_logits(llama, [folder_ids])[0]) < 0.05
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(64, 2), (1, 64), (130, 96), (200, 1030)])
+def test_products_equal_float64_and_never_depend_on_other_rows(outputs, inputs):
+    """1 to 20 rows: near float64's sum, and every row's bits as when it is alone."""
+    generator = torch.Generator().manual_seed(outputs)
+    weight = torch.randn(outputs, inputs, generator=generator).bfloat16()
+    rows = torch.randn(20, inputs, generator=generator).bfloat16()
+    store = PanelStore(padded_outputs(outputs) * inputs)
+    address = store.add(weight)
+    kernels = compile_kernels(32).matmul
+    wanted = (rows.double() @ weight.double().T).numpy()
+    alone: np.ndarray | None = None
+    for count in (1, 2, 3, 4, 5, MAX_ROWS, 7, 8, 13, 20):
+        out = np.full((count, padded_outputs(outputs)), np.nan, np.float32)
+        matmul(kernels, address, rows[:count].view(torch.uint16).numpy(), out)
+        assert np.abs(out[:, :outputs] - wanted[:count]).max() < 1e-4 * inputs**0.5
+        assert (out[:, outputs:] == 0).all()
+        alone = out if alone is None else alone
+        assert (out[0] == alone[0]).all()
+
+
+@njit
+def _round_all(values, out):
+    for i in range(len(values)):
+        out[i] = _to_bf16(values[i])
+
+
+@njit
+def _exp_all(values, out):
+    for i in range(len(values)):
+        out[i] = _exp(values[i])
+
+
+def test_rounding_to_bfloat16_is_torchs():
+    """Ties, signs, zeros, infinities, subnormals and random bits; a NaN stays a NaN."""
+    bits = np.random.default_rng(0).integers(0, 1 << 32, 200_000, dtype=np.uint64)
+    edges = [0, 1 << 31, 0x3F808000, 0x3F818000, 0x7F7FFFFF, 0x7F800000, 0xFF800000, 1, 0x8000]
+    nans = [0x7F800001, 0x7FFFFFFF, 0xFFFFFFFF]
+    values = np.array([*bits, *edges, *nans]).astype(np.uint32).view(np.float32)
+    out = np.empty(len(values), np.uint16)
+    _round_all(values, out)
+    got = torch.from_numpy(out).view(torch.bfloat16)
+    wanted = torch.from_numpy(values).bfloat16()
+    assert torch.equal(got.isnan(), wanted.isnan())
+    assert torch.equal(got[~got.isnan()], wanted[~wanted.isnan()])
+
+
+def test_the_exponential_is_accurate():
+    """Relative error below 2e-7 from -87 to 88; beyond it saturates."""
+    values = np.linspace(-87, 88, 100_001).astype(np.float32)
+    out = np.empty_like(values)
+    _exp_all(values, out)
+    wanted = np.exp(values.astype(np.float64))
+    assert (np.abs(out - wanted) / wanted).max() < 2e-7
+    ends = np.array([-np.inf, -1000, 1000], np.float32)
+    _exp_all(ends, out[:3])
+    assert out[0] == out[1] < 1e-37
+    assert np.isfinite(out[2])
