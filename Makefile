@@ -60,7 +60,7 @@ format: $(INSTALLED) ## Format the code and mend what ruff can mend
 protos: $(INSTALLED) ## Regenerate the stubs in services/specserve/rpc/v1 from protos/
 	$(BIN)/python protos/generate.py services
 
-bench: $(INSTALLED) ## Measure the served system
+bench: $(INSTALLED) ## Measure: ARGS="--report FILE.html" weighs speculation against target-only
 	$(BIN)/specserve bench $(ARGS)
 
 parity: $(INSTALLED) ## Compare speculation on and off, token for token

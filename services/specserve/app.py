@@ -17,7 +17,9 @@ from typing import Any, Self, cast
 
 import ray
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve import Application, Deployment
+from ray.serve.exceptions import RayServeException
 
 from specserve.draft.deployment import DraftDeployment
 from specserve.errors import ConfigurationError
@@ -27,12 +29,17 @@ from specserve.rpc.serve_hooks import ReplicaDescription
 from specserve.serve_args import PoolOptions, ServeArgs, place_on_gpus
 from specserve.target.deployment import TargetDeployment
 
+logger = logging.getLogger(__name__)
+
 APP_NAME = "specserve"
 
 SHUTDOWN_MARGIN_S = 3.0
 """Serve kills a replica this long after its drain deadline."""
 
 DESCRIBE_TIMEOUT_S = 10.0
+
+DRAIN_MARGIN_S = 2.0
+"""How much longer than their grace gateways may take to say that they have drained."""
 
 _REPLICA_ENV = {
     # One event loop per replica. By default Serve runs user code on a loop beside the one that
@@ -89,6 +96,10 @@ def _options(args: ServeArgs, pool: PoolOptions, role: str) -> dict[str, Any]:
         # Left out where every process has it already: a replica with an environment of its own
         # cannot use one of the workers that Ray has started ahead.
         actor["runtime_env"] = {"env_vars": env}
+    live_s = args.server.drain_deadline_s
+    if role == "gateway":
+        # Before a gateway replica ends, Serve waits for its HTTP requests this long.
+        live_s = max(live_s, args.gateway.shutdown_grace_s)
     return {
         "num_replicas": pool.num_replicas,
         # Serve's default of 5 would make a sixth stream wait. Our own limits lie behind.
@@ -96,7 +107,7 @@ def _options(args: ServeArgs, pool: PoolOptions, role: str) -> dict[str, Any]:
         "health_check_period_s": 2.0,
         "max_constructor_retry_count": args.max_start_attempts,
         "graceful_shutdown_wait_loop_s": 0.25,
-        "graceful_shutdown_timeout_s": args.server.drain_deadline_s + SHUTDOWN_MARGIN_S,
+        "graceful_shutdown_timeout_s": live_s + SHUTDOWN_MARGIN_S,
         "logging_config": {"log_level": "WARNING", "enable_access_log": False},
         "ray_actor_options": actor,
     }
@@ -151,6 +162,7 @@ class LocalRay:
             ConfigurationError: a replica does not start; the message carries its error.
         """
         gateway = self._args.gateway
+        # What is no HTTP at all Serve's proxy refuses in plain text; its parser takes none of ours.
         serve.start(
             http_options=serve.HTTPOptions(host=gateway.host, port=gateway.port),
             logging_config={"log_level": "WARNING", "enable_access_log": False},
@@ -164,14 +176,28 @@ class LocalRay:
         """Ask every draft, target and orchestrator replica who and where it is."""
         found: list[ReplicaDescription] = []
         for role in ("orchestrator", "draft", "target"):
-            if role == "draft" and self._args.speculative is None:
+            if role == "draft" and self._args.draft_config() is None:
                 continue
             handle = serve.get_deployment_handle(role, APP_NAME)
             found += handle.broadcast("describe").results(timeout_s=DESCRIBE_TIMEOUT_S)
         return found
 
+    def drain(self, grace_s: float) -> None:
+        """Have every gateway refuse new requests; return when no request is left.
+
+        Serve itself would not wait: its shutdown ends the proxies first, and with them every open
+        stream. After `grace_s` seconds the gateways give up what still runs, and say so to the
+        clients. Gateways that do not answer are past waiting for.
+        """
+        try:
+            handle = serve.get_deployment_handle("gateway", APP_NAME)
+            draining = handle.broadcast("drain", grace_s)
+            draining.results(timeout_s=grace_s + DRAIN_MARGIN_S, return_exceptions=True)
+        except (RayServeException, RayError, TimeoutError) as error:
+            logger.warning("gateways did not drain: %s", error)
+
     def stop(self) -> None:
-        """Drain and stop the application, Serve and Ray. Idempotent."""
+        """Stop the application, Serve and Ray. Idempotent."""
         if ray.is_initialized():
             # Ray tells stdout, in colour, that the controller it was asked to end has ended.
             with contextlib.redirect_stdout(io.StringIO()):

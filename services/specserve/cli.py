@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import metadata
 
 from specserve.config_parsing import did_you_mean
-from specserve.errors import ConfigurationError, SpecServeError
+from specserve.errors import ConfigurationError, SpecServeError, quoted
 from specserve.tools.flags import Parser
 from specserve.tools.terminal import say, warn
 
@@ -39,6 +39,7 @@ COMMANDS = {
     "demo": Command("demo", "serve the embedded pair, measure six prompts, and stop"),
     "chat": Command("chat", "chat in the terminal; colours show where each token came from"),
     "doctor": Command("doctor", "check a pair, devices, ports, memory and versions"),
+    "speculation": Command("speculation", "switch speculation off, on or to auto while serving"),
     "models": Command("models", "pull the embedded pair"),
     "draft": Command(
         "process", "run a draft as a plain process", "add_draft_arguments", "run_draft"
@@ -53,9 +54,10 @@ COMMANDS = {
         "run_orchestrator",
     ),
     "gateway": Command("gateway", "run a gateway as a plain process"),
-    "bench": Command("bench", "measure speed and overhead"),
+    "bench": Command("bench", "measure what speculation gains, and what the system costs"),
+    "load": Command("load", "send open-loop load to a running system, and judge it"),
     "verify": Command("verify", "check that speculation changes no token and no law"),
-    "distill": Command("distill", "train a draft from a target"),
+    "distill": Command("distill_flags", "train a draft from a target"),
 }
 
 
@@ -72,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = COMMANDS.get(name)
     if command is None:
         kind = "flag" if name.startswith("-") else "command"
-        warn(f"specserve: unknown {kind} {name!r}{did_you_mean(name, COMMANDS)}")
+        warn(f"specserve: unknown {kind} {quoted(name)}{did_you_mean(name, COMMANDS)}")
         return EXIT_USAGE
     return _run(name, command, rest)
 

@@ -6,21 +6,33 @@ command line and no environment.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from specserve.errors import quoted
+
 DType = Literal["auto", "float32", "bfloat16"]
+Quantization = Literal["none", "int8"]
 RejectionSampleMethod = Literal["auto", "standard", "coupled"]
+SpeculativeMethod = Literal["draft_model", "ngram", "suffix", "cascade"]
+
+LengthSchedule = Literal["auto", "constant"]
+
+DRAFT_MODEL_METHODS: tuple[SpeculativeMethod, ...] = ("draft_model", "cascade")
+"""Methods that ask a draft service."""
 
 MAX_NUM_SPECULATIVE_TOKENS = 64
 """No draft is worth a longer guess, and a verify block must fit the smallest token budget."""
 
 
 class Config(BaseModel):
-    """Base of all configuration: unknown keys are errors, values never change."""
+    """Base of all configuration: unknown keys are errors, values never change.
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    Strict: true is no number and "4" is none either, for whoever wrote them meant something else.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class EngineConfig(Config):
@@ -55,8 +67,11 @@ class EngineConfig(Config):
     pack_weights: bool = True
     """Repack linear weights for the CPU's matrix kernels (CPU only)."""
     batch_invariant: bool = False
-    """CPU: let no row's bits depend on the rows beside it, in bfloat16 too (float32 always does
-    so); a verify step of five rows then takes a fifth longer."""
+    """CPU: let no row's bits depend on the rows beside it in bfloat16, where the compiled forward
+    does not run (it and float32 always do so); verify steps then take longer."""
+    quantization: Quantization = "none"
+    """Draft only. int8: weights rounded to 8 bits, one scale an output; in the CPU's compiled
+    bfloat16 forward, elsewhere it is ignored."""
     draft_vocab_size: int | None = Field(None, ge=1)
     """Draft only: cut the head to this many frequent tokens; None uses the list the model ships."""
     device_mode: Literal["process", "thread"] = "process"
@@ -66,26 +81,70 @@ class EngineConfig(Config):
 class SpeculativeConfig(Config):
     """How proposals are made; the keys of `--speculative-config`."""
 
-    method: Literal["draft_model", "ngram"] = "draft_model"
-    """Proposer."""
+    method: SpeculativeMethod = "draft_model"
+    """Proposer: a draft model, prompt lookup, suffix decoding, or the last where its match is long
+    and else the first (cascade). Only draft_model and cascade need a draft service."""
     model: str | None = None
-    """Draft model: a directory, a hub id or `toy:...`; needed by draft_model."""
+    """Draft model: a directory, a hub id or `toy:...`; needed by draft_model and cascade."""
     revision: str | None = None
     """Hub revision of the draft model."""
     num_speculative_tokens: int = Field(4, ge=0, le=MAX_NUM_SPECULATIVE_TOKENS)
     """K: most draft tokens per round; 0 switches speculation off."""
+    num_speculative_tokens_schedule: LengthSchedule = "constant"
+    """constant: every round asks for K draft tokens. auto: each for as many as promise the most
+    tokens per second, K at most, by costs and acceptance measured while serving."""
+    num_speculative_tokens_per_batch_size: tuple[tuple[int, int, int], ...] = Field(
+        (), strict=False
+    )
+    """[[from, to, K], ...]: the K of rounds while a target holds so many sessions, both ends
+    included, whatever the schedule; above num_speculative_tokens it counts as that."""
     rejection_sample_method: RejectionSampleMethod = "auto"
     """auto: coupled for requests that name a seed, else standard. Temperature 0 is greedy."""
     prompt_lookup_min: int = Field(1, ge=1)
     """Shortest n-gram that the ngram proposer matches."""
     prompt_lookup_max: int = Field(4, ge=1)
     """Longest n-gram that the ngram proposer matches."""
+    suffix_decoding_max_tree_depth: int = Field(24, ge=2, le=256)
+    """Longest match and its guess together, in tokens."""
+    suffix_decoding_max_spec_factor: float = Field(1.0, gt=0, le=64)
+    """A match of m tokens justifies a guess of at most factor * m tokens."""
+    suffix_decoding_min_token_prob: float = Field(0.1, ge=0, le=1)
+    """A guess ends before a token that is less likely than this, by counting."""
+    suffix_decoding_max_cached_requests: int = Field(0, ge=0)
+    """Past outputs that suffix decoding also looks into, those of the same tenant only; 0: none."""
+    suffix_decoding_max_cached_tokens: int = Field(262_144, ge=1)
+    """Most tokens of past outputs kept, all tenants together; about 150 bytes each."""
+    cascade_min_match_length: int = Field(4, ge=1)
+    """The cascade takes the suffix guess where this many tokens match, else asks the draft. (Of
+    four tokens guessed on four matching ones half are accepted on a chat mix, as good drafts do.)
+    """
     draft_sample_top_k: int = Field(64, ge=1, le=1024)
     """The draft samples from its own k most likely tokens; these are all of q."""
+    num_cached_outcomes: int = Field(0, ge=0, le=64)
+    """Outcomes of a running verify call that the draft drafts for ahead of the next call, at most
+    so many per session; 0 switches the outcome cache off."""
     max_model_len: int | None = Field(None, ge=2)
     """Longest sequence the draft is called for; None takes its own limit."""
+    quantization: Quantization = "int8"
+    """The draft's weights in the CPU's compiled bfloat16 forward; elsewhere it is ignored. Half as
+    much is read a step, and speculation stays exact: q is whatever the draft samples from."""
     draft_vocab_size: int | None = Field(None, ge=1)
     """Cut the draft's head to this many frequent tokens; None uses the list the model ships."""
+
+    @property
+    def needs_draft_model(self) -> bool:
+        """Whether the method asks a draft service; the others run in the orchestrator."""
+        return self.method in DRAFT_MODEL_METHODS
+
+    @property
+    def methods(self) -> tuple[SpeculativeMethod, ...]:
+        """Methods that a request may choose from: those that need no more than this one does."""
+        if self.num_speculative_tokens == 0:
+            return ()
+        methods: tuple[SpeculativeMethod, ...] = get_args(SpeculativeMethod)
+        if self.needs_draft_model:
+            return methods
+        return tuple(method for method in methods if method not in DRAFT_MODEL_METHODS)
 
 
 class ServerConfig(Config):
@@ -108,10 +167,10 @@ class ServerConfig(Config):
 class DraftConfig(Config):
     """One draft replica."""
 
-    engine: EngineConfig | None = None
-    """The draft model's engine; None for proposers without a model (ngram)."""
+    engine: EngineConfig
+    """The draft model's engine."""
     speculative: SpeculativeConfig = SpeculativeConfig()
-    """Which proposer, and how it samples."""
+    """How it samples."""
     server: ServerConfig = ServerConfig()
 
 
@@ -128,9 +187,9 @@ class OrchestratorConfig(Config):
 
     speculative: SpeculativeConfig | None = None
     """None: target-only, no draft is looked for."""
-    target_addresses: tuple[str, ...] = ()
+    target_addresses: tuple[str, ...] = Field((), strict=False)
     """host:port of target replicas known from the start."""
-    draft_addresses: tuple[str, ...] = ()
+    draft_addresses: tuple[str, ...] = Field((), strict=False)
     """host:port of draft replicas known from the start."""
     server: ServerConfig = ServerConfig()
 
@@ -140,7 +199,7 @@ class OrchestratorConfig(Config):
         for address in addresses:
             host, _, port = address.rpartition(":")
             if not host or not port.isdecimal():
-                raise ValueError(f"{address!r} is no HOST:PORT")
+                raise ValueError(f"{quoted(address)} is no HOST:PORT")
         return addresses
 
     draft_timeout_s: float = Field(1.0, gt=0)

@@ -10,28 +10,24 @@ import difflib
 import inspect
 import itertools
 import json
+import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from specserve.config import SpeculativeConfig
-from specserve.errors import ConfigurationError
+from specserve.config import SpeculativeConfig, SpeculativeMethod
+from specserve.errors import ConfigurationError, quoted
 
-SUPPORTED_METHODS = ("draft_model", "ngram")
-UNSUPPORTED_METHODS = ("suffix", "eagle", "eagle3", "mtp", "medusa")
+SUPPORTED_METHODS: tuple[str, ...] = get_args(SpeculativeMethod)
+UNSUPPORTED_METHODS = ("eagle", "eagle3", "mtp", "medusa")
 """Methods that users of this field know and that this release has not."""
 
 UNSUPPORTED_KEYS = frozenset(
     {
         "draft_sample_method",
-        "num_speculative_tokens_per_batch_size",
-        "quantization",
-        "suffix_decoding_max_spec_factor",
-        "suffix_decoding_max_tree_depth",
-        "suffix_decoding_min_token_prob",
         "synthetic_acceptance_length",
         "synthetic_acceptance_rates",
         "use_heterogeneous_vocab",
@@ -56,24 +52,63 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
             f"{what}: not JSON ({error.msg} at character {error.pos}); wanted an object such as "
             '{"method": "draft_model", "model": "DIRECTORY", "num_speculative_tokens": 4}'
         ) from error
+    except ValueError as error:
+        raise ConfigurationError(f"{what}: a number has more digits than can be read") from error
     if not isinstance(values, dict):
-        raise ConfigurationError(f"{what}: found {text!r}, wanted a JSON object")
+        raise ConfigurationError(f"{what}: found {quoted(text)}, wanted a JSON object")
     method = values.get("method")
     if method in UNSUPPORTED_METHODS:
         raise ConfigurationError(
-            f"{what}: method {method!r} is not supported yet; "
+            f"{what}: method {quoted(method)} is not supported yet; "
             f"supported: {', '.join(SUPPORTED_METHODS)}"
         )
     for key in values:
         if key in UNSUPPORTED_KEYS:
-            raise ConfigurationError(f"{what}: key {key!r} is not supported yet")
+            raise ConfigurationError(f"{what}: key {quoted(key)} is not supported yet")
     config = build(SpeculativeConfig, values, what)
+    check_speculative(config, what)
+    return config
+
+
+def check_speculative(config: SpeculativeConfig, what: str = "speculative") -> None:
+    """Check what only fits together.
+
+    Args:
+        what: where the configuration came from, put before the complaint.
+
+    Raises:
+        ConfigurationError: two settings contradict one another; both are named.
+    """
     if config.prompt_lookup_min > config.prompt_lookup_max:
         raise ConfigurationError(
             f"{what}: prompt_lookup_min {config.prompt_lookup_min} is above "
             f"prompt_lookup_max {config.prompt_lookup_max}"
         )
-    return config
+    _check_batch_sizes(config.num_speculative_tokens_per_batch_size, what)
+    # A match and its guess share the depth, so the longest useful match is one token shorter.
+    longest = config.suffix_decoding_max_tree_depth - 1
+    if config.method == "cascade" and config.cascade_min_match_length > longest:
+        raise ConfigurationError(
+            f"{what}: cascade_min_match_length {config.cascade_min_match_length} is above {longest}"
+            ", the longest match that suffix_decoding_max_tree_depth leaves room to go on from"
+        )
+
+
+def _check_batch_sizes(table: Sequence[tuple[int, int, int]], what: str) -> None:
+    end = 0
+    for first, last, k in table:
+        row = f"[{first}, {last}, {k}]"
+        if not (1 <= first <= last and k >= 0):
+            raise ConfigurationError(
+                f"{what}: num_speculative_tokens_per_batch_size has {row}, wanted [from, to, K] "
+                "with 1 <= from <= to and K >= 0"
+            )
+        if first <= end:
+            raise ConfigurationError(
+                f"{what}: num_speculative_tokens_per_batch_size has {row} after a range up to "
+                f"{end}; ranges in order and apart were wanted"
+            )
+        end = last
 
 
 def build(
@@ -81,15 +116,18 @@ def build(
     values: Mapping[str, Any],
     what: str = "",
     spell: Callable[[str], str] = str,
+    *,
+    from_text: bool = False,
 ) -> ModelT:
     """Validate `values` into `model`, turning every complaint into one ConfigurationError.
 
     Args:
         what: where the values came from, put before the complaints.
         spell: turns a field's name into what the user typed, such as a flag.
+        from_text: values may be text that has yet to be read as numbers, as flags' are.
     """
     try:
-        return model.model_validate(dict(values))
+        return model.model_validate(dict(values), strict=False if from_text else None)
     except ValidationError as error:
         details = error.errors(include_url=False)
         complaints = [_complaint(detail, model, spell) for detail in details]
@@ -100,11 +138,14 @@ def build(
 def _complaint(detail: ErrorDetails, model: type[BaseModel], spell: Callable[[str], str]) -> str:
     name = ".".join(str(part) for part in detail["loc"])
     if detail["type"] == "extra_forbidden":
-        return f"unknown key {name!r}{did_you_mean(name, model.model_fields)}"
+        return f"unknown key {quoted(name)}{did_you_mean(name, model.model_fields)}"
     if detail["type"] == "missing":
         return f"{spell(name)}: missing"
     wanted = detail["msg"].removeprefix("Input should be ")
-    return f"{spell(name)}: found {detail['input']!r}, wanted {wanted}"
+    hint = ""
+    if detail["type"] == "literal_error":
+        hint = did_you_mean(str(detail["input"]), re.findall(r"'([^']+)'", wanted))
+    return f"{spell(name)}: found {quoted(detail['input'])}, wanted {wanted}{hint}"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -27,6 +27,26 @@ its own fields to `super().__init__` and builds the text in `__str__`.
 
 from __future__ import annotations
 
+import reprlib
+
+QUOTED_CHARACTERS = 100
+"""Most characters of a caller's value that a message repeats."""
+
+
+def quoted(value: object) -> str:
+    """Return a value that a caller gave, for a message: as JSON has it, and never long."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, str):
+        if len(value) <= QUOTED_CHARACTERS:
+            return repr(value)
+        return f"{value[:QUOTED_CHARACTERS]!r}… ({len(value)} characters)"
+    try:
+        text = reprlib.repr(value)
+    except ValueError:  # Python writes no integer of more than 4,300 digits
+        return f"{type(value).__name__} with too many digits to show"
+    return text if len(text) <= QUOTED_CHARACTERS else f"{text[:QUOTED_CHARACTERS]}…"
+
 
 class SpecServeError(Exception):
     """Base of every error a caller or peer can cause."""

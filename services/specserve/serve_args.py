@@ -66,12 +66,12 @@ class ServeArgs(Config):
         return TargetConfig(engine=self.target, server=self._server(self.target_port))
 
     def draft_config(self) -> DraftConfig | None:
-        """Return one draft replica's configuration; None when the target is served alone.
+        """Return one draft replica's configuration; None when no draft service is needed.
 
         Raises:
-            ConfigurationError: draft_model without a model.
+            ConfigurationError: a method with a draft model, without a model.
         """
-        if self.speculative is None:
+        if self.speculative is None or not self.speculative.needs_draft_model:
             return None
         return DraftConfig(
             engine=self.draft or draft_engine(self.target, self.speculative),
@@ -90,21 +90,29 @@ class ServeArgs(Config):
         return self.server.model_copy(update={"port": port})
 
 
-def draft_engine(target: EngineConfig, speculative: SpeculativeConfig) -> EngineConfig | None:
-    """Make the draft's engine: the target's settings with another model; None without a model.
+def draft_engine(target: EngineConfig, speculative: SpeculativeConfig) -> EngineConfig:
+    """Make the draft's engine: the target's settings with another model.
 
     The draft gets as many KV blocks as the target, so that both can hold the same sessions.
+
+    Raises:
+        ConfigurationError: there is no model, or the method has none.
     """
-    if speculative.method != "draft_model":
-        return None
+    if not speculative.needs_draft_model:
+        raise ConfigurationError(
+            f"--speculative-config: {speculative.method} runs in the orchestrator, without a draft"
+        )
     if speculative.model is None:
-        raise ConfigurationError("--speculative-config: draft_model needs the key 'model'")
+        raise ConfigurationError(
+            f"--speculative-config: {speculative.method} needs the key 'model'"
+        )
     return target.model_copy(
         update={
             "model": speculative.model,
             "revision": speculative.revision,
             "max_model_len": speculative.max_model_len,
             "draft_vocab_size": speculative.draft_vocab_size,
+            "quantization": speculative.quantization,
         }
     )
 
@@ -117,7 +125,7 @@ def place_on_gpus(args: ServeArgs, num_gpus: int) -> ServeArgs:
     Settings that name a device or a GPU count are left as they are.
     """
     draft = args.draft_config()
-    engines = [args.target] + ([draft.engine] if draft is not None and draft.engine else [])
+    engines = [args.target] + ([draft.engine] if draft is not None else [])
     pools = [args.target_pool, args.draft_pool][: len(engines)]
     on_cpu = any(engine.device == "cpu" or engine.model.startswith("toy:") for engine in engines)
     if num_gpus == 0 or on_cpu or any(pool.num_gpus for pool in pools):

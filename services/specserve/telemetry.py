@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, disable_created_metrics
 
 from specserve.errors import ConfigurationError
 
@@ -25,8 +25,10 @@ SPAN_DRAFT = "spec_draft"
 SPAN_VERIFY = "spec_verify"
 
 ATTRIBUTE_NUM_SPECULATIVE_TOKENS = "specserve.num_speculative_tokens"
+ATTRIBUTE_LENGTH_REASON = "specserve.length_reason"
 ATTRIBUTE_NUM_DRAFT_TOKENS = "specserve.num_draft_tokens"
 ATTRIBUTE_NUM_ACCEPTED_TOKENS = "specserve.num_accepted_tokens"
+ATTRIBUTE_PROPOSER = "specserve.proposer"
 ATTRIBUTE_COMMITTED_LENGTH = "specserve.committed_length"
 ATTRIBUTE_DRAFT_CACHED_LENGTH = "specserve.draft.cached_length"
 ATTRIBUTE_TARGET_CACHED_LENGTH = "specserve.target.cached_length"
@@ -35,6 +37,12 @@ ATTRIBUTE_QUEUE_S = "specserve.queue_s"
 ATTRIBUTE_FORWARD_S = "specserve.forward_s"
 ATTRIBUTE_BATCH_SIZE = "specserve.batch_size"
 ATTRIBUTE_ROWS = "specserve.rows"
+ATTRIBUTE_HIDDEN_TOKENS = "specserve.draft.hidden_tokens"
+ATTRIBUTE_HIDDEN_S = "specserve.draft.hidden_s"
+
+# Every counter would have a gauge `..._created` beside it, which a scraper that matches names by
+# their beginning adds to the counts.
+disable_created_metrics()
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 
@@ -109,6 +117,9 @@ class RoundMetrics:
     drafts: Counter = field(init=False)
     draft_tokens: Counter = field(init=False)
     accepted_tokens: Counter = field(init=False)
+    proposer_drafts: Counter = field(init=False)
+    proposer_draft_tokens: Counter = field(init=False)
+    proposer_accepted_tokens: Counter = field(init=False)
     accepted_per_position: Counter = field(init=False)
     recovered_tokens: Counter = field(init=False)
     bonus_tokens: Counter = field(init=False)
@@ -116,6 +127,8 @@ class RoundMetrics:
     late_proposals: Counter = field(init=False)
     invalid_proposals: Counter = field(init=False)
     target_reopens: Counter = field(init=False)
+    rounds_by_reason: Counter = field(init=False)
+    rounds_by_k: Counter = field(init=False)
     draft_seconds: Counter = field(init=False)
     verify_seconds: Counter = field(init=False)
 
@@ -127,6 +140,18 @@ class RoundMetrics:
         self.draft_tokens = counter("num_draft_tokens", "Draft tokens verified {token}")
         self.accepted_tokens = counter(
             "num_accepted_tokens", "Draft tokens accepted and emitted {token}"
+        )
+        proposer = ("proposer",)  # draft_model, ngram, suffix
+        self.proposer_drafts = counter(
+            "proposer_num_drafts", "Rounds that verified a draft, by proposer {round}", proposer
+        )
+        self.proposer_draft_tokens = counter(
+            "proposer_num_draft_tokens", "Draft tokens verified, by proposer {token}", proposer
+        )
+        self.proposer_accepted_tokens = counter(
+            "proposer_num_accepted_tokens",
+            "Draft tokens accepted and emitted, by proposer {token}",
+            proposer,
         )
         self.accepted_per_position = counter(
             "num_accepted_tokens_per_pos",
@@ -145,5 +170,13 @@ class RoundMetrics:
             "num_invalid_proposals", "Proposals with ids outside the vocabulary {proposal}"
         )
         self.target_reopens = counter("num_target_reopens", "Target sessions opened anew {session}")
+        self.rounds_by_reason = counter(
+            "num_rounds_by_reason", "Rounds, by why they had their K {round}", ("reason",)
+        )
+        self.rounds_by_k = counter(
+            "num_rounds_by_num_speculative_tokens",
+            "Rounds, by the draft tokens they asked for {round}",
+            ("num_speculative_tokens",),
+        )
         self.draft_seconds = counter("draft_seconds", "Waited for proposals s")
         self.verify_seconds = counter("verify_seconds", "Waited for verification s")

@@ -177,7 +177,7 @@ def simulate(
             accepted_before[live],
             clock.random(len(live)),
         )
-        drafted, num_accepted, replacement = _round(
+        drafted, num_accepted, replacement = play_round(
             tables, size, seeds[live], view, np.minimum(policy(view), max_k), faults
         )
         drafted_before[live, : drafted.shape[1]] = drafted
@@ -199,7 +199,7 @@ def simulate(
     return result
 
 
-def _round(
+def play_round(
     tables: Tables, size: int, seeds: Ints, view: RoundView, k: Ints, faults: Faults
 ) -> tuple[Ints, Ints, Ints]:
     """Propose, score and accept once; returns draft tokens [N, K max], accepted [N], next [N]."""

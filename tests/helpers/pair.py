@@ -16,7 +16,7 @@ from specserve.config import (
     EngineConfig,
     OrchestratorConfig,
     ServerConfig,
-    SpeculativeConfig,
+    SpeculativeMethod,
     TargetConfig,
 )
 from specserve.draft.server import start_draft
@@ -55,8 +55,10 @@ def make_request(
     stop_token_ids: Sequence[int] = (),
     timeout_s: float = 0.0,
     temperature: float | None = None,
+    method: SpeculativeMethod | None = None,
+    tenant_salt: bytes = b"",
 ) -> generation_pb2.GenerateRequest:
-    """Make a request; k None takes the configured K."""
+    """Make a request; k and method None take the configured ones."""
     if temperature is None:
         temperature = 0.0 if rule == "greedy" else 1.0
     return generation_pb2.GenerateRequest(
@@ -78,6 +80,8 @@ def make_request(
         ignore_eos=ignore_eos,
         include_origins=True,
         timeout_s=timeout_s,
+        speculative_method=codec.pack_method(method),
+        tenant_salt=tenant_salt,
     )
 
 
@@ -184,6 +188,7 @@ async def running_pair(
     draft: str | None = DRAFT,
     *,
     k: int = 4,
+    speculative: dict[str, object] | None = None,
     target_fields: dict[str, object] | None = None,
     draft_fields: dict[str, object] | None = None,
     target_addresses: tuple[str, ...] | None = None,
@@ -191,7 +196,11 @@ async def running_pair(
     wait: bool = True,
     **config: object,
 ) -> AsyncIterator[Pair]:
-    """Start a target, a draft (None: none, or what draft_addresses names) and an orchestrator."""
+    """Start a target, a draft (None: none, or what draft_addresses names) and an orchestrator.
+
+    Args:
+        speculative: more fields of its SpeculativeConfig.
+    """
     target_service = await make_target(target, **(target_fields or {}))
     draft_service = None if draft is None else await make_draft(draft, **(draft_fields or {}))
     owned = [service for service in (target_service, draft_service) if service is not None]
@@ -200,7 +209,13 @@ async def running_pair(
     orchestrator = await start_orchestrator(
         OrchestratorConfig.model_validate(
             {
-                "speculative": SpeculativeConfig(model="draft", num_speculative_tokens=k),
+                "speculative": {
+                    "model": "draft",
+                    "num_speculative_tokens": k,
+                    # A test that asks for K draft tokens counts on getting them.
+                    "num_speculative_tokens_schedule": "constant",
+                    **(speculative or {}),
+                },
                 "target_addresses": target_addresses or (target_service.address,),
                 "draft_addresses": draft_addresses,
                 "heartbeat_s": 0.2,

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from specserve.config import SpeculativeMethod
 from specserve.tools.verify_parity import ParityOptions, run_parity_suite
-
-NUM_PROMPTS = 8
 
 
 @pytest.mark.slow
-async def test_the_embedded_pair_says_the_same_with_speculation_on_and_off() -> None:
+@pytest.mark.parametrize(("method", "num_prompts"), [("draft_model", 8), ("cascade", 3)])
+async def test_the_embedded_pair_says_the_same_with_speculation_on_and_off(
+    method: SpeculativeMethod, num_prompts: int
+) -> None:
     """B001, B002, B005: greedy and seeded coupled tokens are equal in float32, and it does draft.
 
     Uses the benchmark prompts where SPECSERVE_BENCH_PROMPTS names them, else the shipped ones.
@@ -25,10 +27,11 @@ async def test_the_embedded_pair_says_the_same_with_speculation_on_and_off() -> 
             draft=None,
             dtype="float32",
             prompts=Path(named) if named else None,
-            num_prompts=NUM_PROMPTS,
+            num_prompts=num_prompts,
             max_tokens=64,
             num_speculative_tokens=4,
-            concurrency=NUM_PROMPTS,
+            method=method,
+            concurrency=num_prompts,
             cache_dir=None,
         )
     )

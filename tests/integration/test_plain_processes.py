@@ -1,5 +1,6 @@
 """The four services as plain processes: ready lines, signals, refusals, and the commands on top."""
 
+import json
 import os
 import signal
 import socket
@@ -58,6 +59,36 @@ def test_a_pair_of_processes_serves(pair, client):
     assert answer.json()["metrics"]["speculative_decoding"]["num_draft_tokens"] > 0
 
 
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+def test_no_draft_process_is_needed_without_a_draft_model(method):
+    """Target, orchestrator, gateway; a request may choose among what needs no draft."""
+    config = json.dumps({"method": method, "num_speculative_tokens": 4})
+    spec = PairSpec(TARGET, None, speculative_config=config)
+    with run_pair(spec) as pair, httpx.Client(timeout=60) as client:
+        assert len({service.pid for service in pair.services}) == 3
+        url = f"http://{pair.gateways[0].address}/v1/completions"
+        body = {"prompt": "na na na", "max_tokens": 64, "temperature": 0, "ignore_eos": True}
+        plain = client.post(url, json={**body, "num_speculative_tokens": 0}).json()
+        for named in (None, "ngram", "suffix"):
+            fields = {"speculation_metrics": "summary", "speculative_method": named}
+            answer = client.post(url, json={**body, **fields}).json()
+            figures = answer["metrics"]["speculative_decoding"]
+            assert answer["choices"][0]["text"] == plain["choices"][0]["text"]
+            assert set(figures["proposers"]) == {named or method}
+            assert figures["num_accepted_draft_tokens"] > 0
+        refused = client.post(url, json={**body, "speculative_method": "draft_model"})
+        assert refused.status_code == 400
+        assert "ngram or suffix" in refused.json()["error"]["message"]
+
+
+def test_a_draft_process_of_a_method_without_a_model_is_refused(command):
+    """`specserve draft` says where the method runs instead."""
+    draft = command("draft", '--speculative-config={"method": "suffix"}')
+
+    assert draft.wait(START_TIMEOUT_S) != 0
+    assert "suffix runs in the orchestrator" in "".join(draft.output)
+
+
 def test_chat_shows_the_answer_and_the_acceptance(pair, command):
     """`specserve chat --url` streams one answer and sums up where its tokens came from."""
     chat = command(
@@ -85,6 +116,34 @@ def test_a_signal_drains_and_stops_a_service(command, number):
     assert left_running(processes) == []
     assert ready["service"] == "target"
     assert ready["pid"] == target.process.pid
+
+
+def test_a_second_signal_hurries_a_gateway(pair, command):
+    """An endless stream ends with an event that says why; exit code 0."""
+    gateway = command(
+        "gateway",
+        f"--tokenizer={TARGET}",
+        f"--orchestrator-address={pair.orchestrators[0].address}",
+        "--port=0",
+        "--shutdown-grace-s=600",
+    )
+    address = gateway.wait_event("ready", START_TIMEOUT_S)["address"]
+    body = {"prompt": "hi", "max_tokens": 100_000, "ignore_eos": True, "stream": True}
+
+    with (
+        httpx.Client(base_url=f"http://{address}", timeout=60) as client,
+        client.stream("POST", "/v1/completions", json=body) as answer,
+    ):
+        lines = answer.iter_lines()
+        next(lines)
+        gateway.process.send_signal(signal.SIGINT)
+        while client.get("/ready").status_code == 200:
+            pass
+        gateway.process.send_signal(signal.SIGINT)
+        events = [line for line in lines if line]
+
+    assert "draining" in events[-1]
+    assert gateway.wait(STOP_TIMEOUT_S) == 0, gateway.output
 
 
 def test_a_service_ends_with_the_program_that_started_it(command):

@@ -1,67 +1,19 @@
 """The toy pair under Ray Serve, started and stopped by `specserve serve` as a user would."""
 
-import json
 import os
-import re
 import signal
 import threading
 import time
 
 import grpc
-import httpx
 import pytest
 
-from helpers.processes import CommandLine, left_running
-from specserve.tools.local_process import free_port
+from helpers.processes import left_running
+from helpers.served import Served, text_of
 
-TARGET = "toy:vocab_size=96,seed=7,step_ms=4"
-DRAFT = "toy:vocab_size=96,seed=7,noise=0.7,noise_seed=1"
-START_TIMEOUT_S = 300
 STOP_TIMEOUT_S = 20
-PROMPT = {"prompt": "hello", "temperature": 0, "ignore_eos": True}
 
 pytestmark = pytest.mark.slow
-
-
-class Served:
-    """What `specserve serve` said about itself."""
-
-    def __init__(self):
-        port = free_port()
-        self.command = CommandLine(
-            [
-                "serve",
-                TARGET,
-                f"--port={port}",
-                "--speculative-config",
-                json.dumps({"model": DRAFT}),
-            ]
-        )
-        ready = self.command.wait_event("ready", START_TIMEOUT_S)
-        self.url = str(ready["address"])
-        self.client = httpx.Client(base_url=self.url, timeout=60)
-
-    def replica(self, role):
-        """Return pid and address as printed for people."""
-        pattern = re.compile(rf"{role} +pid (\d+) +grpc (\S+)")
-        found = [match for line in self.command.output if (match := pattern.search(line))]
-        assert found, self.command.output
-        return int(found[0][1]), found[0][2]
-
-    def complete(self, **fields):
-        answer = self.client.post("/v1/completions", json={**PROMPT, **fields})
-        assert answer.status_code == 200, answer.text
-        return answer.json()
-
-    def stream(self, **fields):
-        """Yield (seconds since the start, chunk) of a streamed completion."""
-        started = time.monotonic()
-        body = {**PROMPT, "stream": True, **fields}
-        with self.client.stream("POST", "/v1/completions", json=body) as answer:
-            assert answer.status_code == 200
-            for line in answer.iter_lines():
-                if line.startswith("data: {"):
-                    yield time.monotonic() - started, json.loads(line.removeprefix("data: "))
 
 
 @pytest.fixture(scope="module")
@@ -70,12 +22,7 @@ def served():
     try:
         yield served
     finally:
-        served.client.close()
-        served.command.kill()
-
-
-def text_of(chunks):
-    return "".join(choice["text"] for _, chunk in chunks for choice in chunk["choices"])
+        served.close()
 
 
 def test_it_is_ready_when_it_says_so(served):
@@ -174,29 +121,83 @@ def test_a_killed_draft_leaves_the_stream_running(served):
     assert drafted > 0
 
 
-def test_a_signal_stops_everything(served):
-    """SIGINT with a stream open: over within 20 s, exit code 0, and no process is left."""
+class Reading:
+    """A streamed completion that another thread reads."""
 
-    streaming = threading.Event()
+    def __init__(self, served, **fields):
+        self.chunks = []
+        self.has_begun = threading.Event()
+        self._thread = threading.Thread(target=self._read, args=(served, fields))
+        self._thread.start()
+        assert self.has_begun.wait(30)
 
-    def read():
-        try:
-            for _ in served.stream(max_tokens=4000):
-                streaming.set()
-        except httpx.HTTPError:
-            pass
+    def _read(self, served, fields):
+        for chunk in served.stream(**fields):
+            self.chunks.append(chunk)
+            self.has_begun.set()
 
-    reading = threading.Thread(target=read)
-    reading.start()
-    assert streaming.wait(30)
-    processes = served.command.descendants()
-    started = time.monotonic()
+    def to_its_end(self):
+        """Return all chunks; fails if the stream was cut."""
+        self._thread.join(STOP_TIMEOUT_S)
+        assert not self._thread.is_alive()
+        return self.chunks
 
-    served.command.process.send_signal(signal.SIGINT)
+
+def until_refused(served):
+    """Ask until a new request is not taken any more; returns that answer."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        answer = served.client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1})
+        if answer.status_code != 200:
+            return answer
+    raise AssertionError("new requests are still taken")
+
+
+def assert_it_ends(served, processes, started):
+    """Exit code 0 within 20 s of `started`, and no process is left."""
     code = served.command.wait(STOP_TIMEOUT_S)
 
     assert code == 0, served.command.output
     assert time.monotonic() - started < STOP_TIMEOUT_S
     assert left_running(processes) == []
     assert len(processes) > 8
-    reading.join(10)
+
+
+def test_a_stop_signal_cuts_no_live_stream(served):
+    """SIGINT: new requests are told to come back, a live stream ends whole, then all is gone."""
+    whole = served.complete(max_tokens=300)["choices"][0]["text"]
+    reading = Reading(served, max_tokens=300)
+    processes = served.command.descendants()
+    started = time.monotonic()
+
+    served.command.process.send_signal(signal.SIGINT)
+    refused = until_refused(served)
+    ready = served.client.get("/ready")
+    chunks = reading.to_its_end()
+
+    assert refused.status_code == 503
+    assert refused.headers["retry-after"]
+    assert refused.json()["error"]["code"] == "draining"
+    assert (ready.status_code, ready.json()["ready"]) == (503, False)
+    assert text_of(chunks) == whole
+    assert chunks[-1][1]["choices"][0]["finish_reason"] == "length"
+    assert_it_ends(served, processes, started)
+
+
+def test_a_second_stop_signal_hurries():
+    """The endless stream ends at once, with an event that says why; the clean-up is as complete."""
+    served = Served("--shutdown-grace-s=600")
+    try:
+        reading = Reading(served, max_tokens=100_000)
+        processes = served.command.descendants()
+        served.command.process.send_signal(signal.SIGINT)
+        until_refused(served)
+        started = time.monotonic()
+
+        served.command.process.send_signal(signal.SIGINT)
+        chunks = reading.to_its_end()
+
+        assert chunks[-1][1]["error"]["code"] == "draining"
+        assert_it_ends(served, processes, started)
+    finally:
+        served.close()

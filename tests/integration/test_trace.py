@@ -105,6 +105,8 @@ async def test_one_trace_from_the_gateway_to_both_devices(sink: Sink) -> None:
     drafted = [attributes(s)[telemetry.ATTRIBUTE_NUM_DRAFT_TOKENS] for s in rounds]
     accepted = [attributes(s)[telemetry.ATTRIBUTE_NUM_ACCEPTED_TOKENS] for s in rounds]
     assert sum(drafted) == answer.record.num_draft_tokens
+    proposers = [attributes(s)[telemetry.ATTRIBUTE_PROPOSER] for s in rounds]
+    assert {proposers[i] for i, count in enumerate(drafted) if count} == {"draft_model"}
     assert sum(accepted) >= answer.record.num_accepted_draft_tokens
     lengths = [attributes(s)[telemetry.ATTRIBUTE_COMMITTED_LENGTH] for s in rounds]
     assert lengths == sorted(lengths)
@@ -112,13 +114,16 @@ async def test_one_trace_from_the_gateway_to_both_devices(sink: Sink) -> None:
 
 
 async def test_no_token_and_no_text_is_recorded(sink: Sink) -> None:
-    """Spans hold names, counts and times alone."""
+    """Spans hold names of a fixed set, counts and times alone."""
     async with running_pair() as pair:
         await traced(pair, "01")
     telemetry.shutdown_tracing()
     for span in sink.spans:
         for key, value in attributes(span).items():
-            assert isinstance(value, (int, float)) or key == telemetry.ATTRIBUTE_REPLICA, key
+            if key == telemetry.ATTRIBUTE_PROPOSER:
+                assert value in {"", "draft_model"}
+            else:
+                assert isinstance(value, (int, float)) or key == telemetry.ATTRIBUTE_REPLICA, key
 
 
 async def test_unsampled_request_leaves_no_span(sink: Sink) -> None:

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 
 from specserve.config import EngineConfig
 from specserve.model.engine import Engine
-from specserve.model.engine_base import EngineLike, Message, Role
+from specserve.model.engine_base import EngineLike
 from specserve.model.messages import (
+    Message,
     ProposeCall,
     ProposeReply,
     Reply,
+    Role,
     SessionOpening,
     VerifyCall,
     VerifyReply,
@@ -39,11 +41,18 @@ def toy_engine(
     role: Role = "target",
     model: str = "toy:vocab_size=16,eos_bias=-1000",
     clock: Clock | None = None,
+    num_cached_outcomes: int = 0,
     **config: object,
 ) -> Engine:
     """Build an engine over a toy model; keyword arguments are EngineConfig fields."""
     settings = EngineConfig.model_validate({"model": model, "block_size": 4, **config})
-    return Engine(ToyRunner.from_spec(settings), settings, role=role, clock=clock or Clock())
+    return Engine(
+        ToyRunner.from_spec(settings),
+        settings,
+        role=role,
+        num_cached_outcomes=num_cached_outcomes,
+        clock=clock or Clock(),
+    )
 
 
 def run(engine: EngineLike, *messages: Message) -> list[Reply]:
@@ -147,6 +156,14 @@ def check_pool(engine: Engine) -> None:
         for position, token in enumerate(session.chain.tokens):
             slot = blocks[position // size] * size + position % size
             assert runner._pool[slot] == token, (session.session_id, position)
+        for branch in session.ahead.branches if session.ahead is not None else ():
+            for block in branch.tail.blocks[branch.base_length // size :]:
+                references[block] += 1
+            held = branch.held_token_ids(len(branch.drafted)) if branch.drafted else ()
+            tokens = [*session.chain.slice(0, branch.base_length), *held]
+            for position, token in enumerate(tokens):
+                slot = branch.tail.blocks[position // size] * size + position % size
+                assert runner._pool[slot] == token, (session.session_id, branch.outcome, position)
     assert [pool.references(block) for block in range(pool.num_blocks)] == references
     assert pool.num_used == sum(count > 0 for count in references)
     assert pool.num_allocated - pool.num_freed == pool.num_used

@@ -47,6 +47,26 @@ def test_four_deployments_are_bound_together():
         assert config.graceful_shutdown_timeout_s > 30
 
 
+def test_serve_waits_for_a_gateways_live_requests_as_long_as_they_may_take():
+    """A gateway replica that is scaled down keeps its streams for the grace that was configured."""
+    args = ServeArgs.model_validate({**ARGS, "gateway": {"shutdown_grace_s": 120}})
+    bound = deployments_of(app.build_app(args))
+
+    assert bound["gateway"][0].graceful_shutdown_timeout_s > 120
+    assert bound["target"][0].graceful_shutdown_timeout_s < 120
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+def test_a_method_without_a_model_has_no_draft_deployment(method):
+    """The orchestrator proposes by itself, and is told how."""
+    args = ServeArgs.model_validate({"target": ARGS["target"], "speculative": {"method": method}})
+    bound = deployments_of(app.build_app(args))
+
+    assert set(bound) == {"gateway", "orchestrator", "target"}
+    assert bound["orchestrator"][1][0].speculative.method == method
+    assert bound["orchestrator"][1][2] is None
+
+
 def test_a_target_alone_has_no_draft():
     bound = deployments_of(app.build_app(ServeArgs.model_validate({"target": ARGS["target"]})))
 

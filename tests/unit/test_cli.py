@@ -132,23 +132,46 @@ def test_the_draft_engine_is_the_targets_with_another_model():
     draft = args.draft_config()
 
     assert draft is not None
-    assert draft.engine == EngineConfig(model="small", num_kv_blocks=7, draft_vocab_size=9)
+    assert draft.engine == EngineConfig(
+        model="small", num_kv_blocks=7, draft_vocab_size=9, quantization="int8"
+    )
     assert args.orchestrator_config().speculative == args.speculative
 
 
-def test_ngram_has_no_draft_engine():
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+def test_methods_without_a_model_have_no_draft_service(method):
+    """The application binds none, and `specserve draft` says where the method runs."""
     args = ServeArgs.model_validate(
-        {"target": {"model": "big"}, "speculative": {"method": "ngram"}}
+        {"target": {"model": "big"}, "speculative": {"method": method, "model": "ignored"}}
     )
 
-    assert draft_engine(args.target, args.speculative) is None
+    assert args.draft_config() is None
+    assert place_on_gpus(args, 1).target_pool.num_gpus == 1
+    with pytest.raises(ConfigurationError, match=f"{method} runs in the orchestrator"):
+        draft_engine(args.target, args.speculative)
 
 
-def test_draft_model_needs_a_model():
-    args = ServeArgs.model_validate({"target": {"model": "big"}, "speculative": {}})
+@pytest.mark.parametrize("method", ["draft_model", "cascade"])
+def test_methods_with_a_draft_model_need_one(method):
+    args = ServeArgs.model_validate({"target": {"model": "big"}, "speculative": {"method": method}})
 
-    with pytest.raises(ConfigurationError, match="needs the key 'model'"):
+    with pytest.raises(ConfigurationError, match=f"{method} needs the key 'model'"):
         args.draft_config()
+
+
+def test_a_draft_address_that_nobody_would_ask_is_refused(capsys):
+    """`specserve orchestrator` with a method of its own needs no draft, and says so."""
+    code = cli.main(
+        [
+            "orchestrator",
+            "--target-address=127.0.0.1:1",
+            "--draft-address=127.0.0.1:2",
+            '--speculative-config={"method": "suffix"}',
+        ]
+    )
+
+    assert code != 0
+    assert "--draft-address: suffix asks no draft" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

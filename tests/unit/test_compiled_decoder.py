@@ -136,6 +136,14 @@ def test_no_bit_depends_on_batch_blocks_or_pieces(folder):
             assert torch.equal(got, wanted)
 
 
+def test_a_draft_in_int8_stays_near_itself(folder):
+    """Weights of 8 bits: the logits move by a fraction of their norm, but they do move."""
+    ids, table = tokens(5, 40), tuple(range(10))
+    plain = load(folder).forward([SequenceSlice(ids, 0, table, 40)])
+    small = load(folder, quantization="int8").forward([SequenceSlice(ids, 0, table, 40)])
+    assert 0.0 < distance(small, plain) < 0.2
+
+
 def test_rows_that_are_not_asked_for_have_no_logits(llama):
     """A prefill chunk gives none; the last two of five are the last two."""
     runner = load(llama)
@@ -191,20 +199,32 @@ def test_long_contexts_grow_the_table_of_angles(llama):
     assert distance(got, plain_logits(llama, [folder_ids])[0]) < 0.05
 
 
+@pytest.mark.parametrize("is_int8", [False, True], ids=["bfloat16", "int8"])
 @pytest.mark.parametrize(("outputs", "inputs"), [(64, 2), (1, 64), (130, 96), (200, 1030)])
-def test_products_equal_float64_and_never_depend_on_other_rows(outputs, inputs):
+def test_products_equal_float64_and_never_depend_on_other_rows(outputs, inputs, is_int8):
     """1 to 20 rows: near float64's sum, and every row's bits as when it is alone."""
     generator = torch.Generator().manual_seed(outputs)
     weight = torch.randn(outputs, inputs, generator=generator).bfloat16()
     rows = torch.randn(20, inputs, generator=generator).bfloat16()
-    store = PanelStore(padded_outputs(outputs) * inputs)
-    address = store.add(weight)
-    kernels = compile_kernels(32).matmul
-    wanted = (rows.double() @ weight.double().T).numpy()
+    store = PanelStore(padded_outputs(outputs) * inputs, is_int8=is_int8)
+    addresses = np.array(store.add(weight))
+    kernels = compile_kernels(32)
+    given = weight.double()
+    if is_int8:
+        steps = given.abs().amax(1, keepdim=True).float() / 127
+        given = ((weight.float() / steps).round() * steps).double()
+        assert (given - weight.double()).abs().max() <= steps.max() / 2 + 1e-6
+    wanted = (rows.double() @ given.T).numpy()
     alone: np.ndarray | None = None
     for count in (1, 2, 3, 4, 5, MAX_ROWS, 7, 8, 13, 20):
         out = np.full((count, padded_outputs(outputs)), np.nan, np.float32)
-        matmul(kernels, address, rows[:count].view(torch.uint16).numpy(), out)
+        matmul(
+            kernels.matmul8 if is_int8 else kernels.matmul,
+            addresses,
+            store.element_bytes,
+            rows[:count].view(torch.uint16).numpy(),
+            out,
+        )
         assert np.abs(out[:, :outputs] - wanted[:count]).max() < 1e-4 * inputs**0.5
         assert (out[:, outputs:] == 0).all()
         alone = out if alone is None else alone

@@ -11,14 +11,13 @@ from specserve.config import EngineConfig, SpeculativeConfig
 from specserve.errors import ConfigurationError, ModelUnavailable, PeerUnavailable
 from specserve.model import device_loop
 from specserve.model.device import Device, ProcessDevice, ThreadDevice, create_device
-from specserve.model.engine_base import Role
 from specserve.model.framing import FrameReader, encode
 from specserve.model.messages import (
     EngineLoad,
     EngineOutput,
-    ProposeReply,
     Release,
     Reply,
+    Role,
     Shutdown,
     VerifyReply,
 )
@@ -94,26 +93,6 @@ async def test_a_start_up_error_comes_back_as_what_it_was(started, mode):
     config = EngineConfig(model="toy:vocabsize=3")
     with pytest.raises(ConfigurationError, match="did you mean 'vocab_size'"):
         await started(mode, config=config)
-
-
-@pytest.mark.parametrize("mode", MODES)
-async def test_the_ngram_draft_needs_no_engine_config(started, mode):
-    speculative = SpeculativeConfig(method="ngram", max_model_len=100)
-    assert isinstance(create_device(None, "draft", speculative), ProcessDevice)
-    config = EngineConfig(model="ngram", max_model_len=100)
-    device = await started(mode, "draft", config, speculative)
-    assert (device.info.vocab_size, device.info.max_model_len) == (0, 100)
-    replies = Replies(device)
-    device.send(Caller("a", [1, 2, 1, 2, 1]).propose(2))
-    (reply,) = await replies.take()
-    assert isinstance(reply, ProposeReply)
-    assert reply.draft_token_ids == (2, 1)
-
-
-async def test_a_wrong_ngram_range_is_refused(started):
-    speculative = SpeculativeConfig(method="ngram", prompt_lookup_min=5, prompt_lookup_max=2)
-    with pytest.raises(ConfigurationError, match="prompt_lookup_min 5"):
-        await started("thread", "draft", TOY, speculative)
 
 
 @pytest.mark.slow

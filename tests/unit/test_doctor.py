@@ -1,7 +1,10 @@
 """`specserve doctor`: what it finds, how it says so, and its exit code."""
 
+import contextlib
+import http.server
 import json
 import socket
+import threading
 
 import pytest
 
@@ -33,6 +36,15 @@ def test_a_good_pair_has_no_problem(capsys):
     assert "problem" not in {status for status, _ in checks.values()}
 
 
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+def test_a_method_without_a_model_needs_no_draft(capsys, method):
+    code, checks = doctor(capsys, *PAIR, "--speculative-config", json.dumps({"method": method}))
+
+    assert code == 0
+    assert checks["pair"] == ("ok", f"{method} needs no draft")
+    assert "draft" not in checks
+
+
 def test_another_vocabulary_is_refused_with_the_first_differing_id(capsys):
     code, checks = doctor(capsys, *PAIR, *with_draft("toy:vocab_size=64,seed=7"))
 
@@ -55,6 +67,59 @@ def test_a_taken_port_is_a_problem(capsys):
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         port = str(listener.getsockname()[1])
+        code, checks = doctor(capsys, "toy:vocab_size=96", "--port", port)
+
+    assert code == 1
+    assert checks[f"port {port}"][0] == "problem"
+
+
+@contextlib.contextmanager
+def listening(*, service, ready):
+    """Answer the gateway's probes on a port of its own; yields the port."""
+
+    class Probes(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            body = {"/health": {"status": "alive", "service": service}, "/ready": ready}[self.path]
+            whole = json.dumps(body).encode()
+            self.send_response(200 if self.path == "/health" or ready["ready"] else 503)
+            self.send_header("content-length", str(len(whole)))
+            self.end_headers()
+            self.wfile.write(whole)
+
+        def log_message(self, *args):
+            """Say nothing."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Probes) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield str(server.server_port)
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("ready", "shown"),
+    [
+        ({"ready": True, "reason": "", "target": "some-model"}, "(some-model)"),
+        ({"ready": False, "reason": "no target"}, "(not ready: no target)"),
+    ],
+)
+def test_a_port_that_specserve_itself_serves_on_is_no_problem(capsys, ready, shown):
+    """Ready or not; what it serves is told."""
+    with listening(service="specserve", ready=ready) as port:
+        code, checks = doctor(capsys, "toy:vocab_size=96", "--port", port)
+
+    assert code == 0
+    status, found = checks[f"port {port}"]
+    assert status == "note"
+    assert f"specserve serves there already {shown}" in found
+
+
+def test_a_port_that_another_server_has_is_a_problem(capsys):
+    """It answers the same paths, and is something else."""
+    with listening(service="other", ready={"ready": True, "target": "x"}) as port:
         code, checks = doctor(capsys, "toy:vocab_size=96", "--port", port)
 
     assert code == 1

@@ -36,6 +36,29 @@ HTTP_ONLY = _defined(gateway_errors)
 """The gateway raises and answers these itself; no other process sees them."""
 
 
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("short", "'short'"),
+        (True, "true"),
+        (None, "null"),
+        (0.5, "0.5"),
+        ("x" * 100, "'" + "x" * 100 + "'"),
+        ("x" * 101, "'" + "x" * 100 + "'… (101 characters)"),
+    ],
+)
+def test_a_quoted_value_is_short(value: object, message: str) -> None:
+    """Text whole up to 100 characters; of anything longer the beginning."""
+    assert errors.quoted(value) == message
+
+
+def test_no_quoted_value_is_long() -> None:
+    """Whatever it is, and however deep its parts lie; some numbers Python itself does not write."""
+    deep = {"k" * 9999: ["v" * 9999] * 99}
+    for value in (deep, [[10**4000]] * 9, "é" * 10**6, 10**4000, 10**5000, [10**5000]):
+        assert len(errors.quoted(value)) < 150
+
+
 def _sample(error: type[errors.SpecServeError]) -> errors.SpecServeError:
     """Make an error with a value of the right type for each field."""
     constructor = inspect.unwrap(error.__init__)

@@ -9,7 +9,6 @@ import grpc
 from specserve import telemetry
 from specserve.config import DraftConfig
 from specserve.draft.servicer import DraftServicer, DraftWire
-from specserve.errors import ConfigurationError
 from specserve.model.device import Device, create_device
 from specserve.model.tokenizer import load_tokenizer
 from specserve.rpc.replica import ReplicaServer
@@ -19,18 +18,14 @@ from specserve.rpc.v1 import draft_pb2, draft_pb2_grpc
 
 
 async def start_draft(config: DraftConfig) -> ReplicaService:
-    """Load the proposer and serve it.
+    """Load the draft model and serve it.
 
     Raises:
-        ConfigurationError: draft_model without an engine, or a port that cannot be bound.
+        ConfigurationError: a port that cannot be bound.
         ModelUnavailable: the draft model cannot be loaded.
     """
-    if config.speculative.method == "draft_model" and config.engine is None:
-        raise ConfigurationError("speculative_config.model: draft_model needs a draft model")
     telemetry.configure_tracing("specserve-draft")
-    tokenizer = (
-        None if config.engine is None else await asyncio.to_thread(load_tokenizer, config.engine)
-    )
+    tokenizer = await asyncio.to_thread(load_tokenizer, config.engine)
 
     async def start_device() -> Device:
         device = create_device(config.engine, "draft", config.speculative)

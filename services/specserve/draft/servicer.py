@@ -13,7 +13,8 @@ from specserve.errors import InvalidRequest, SpecServeError
 from specserve.model.messages import ProposeCall, ProposeReply, Reply
 from specserve.model.tokenizer import Tokenizer
 from specserve.rpc import codec, status
-from specserve.rpc.replica import ReplicaServer, model_response
+from specserve.rpc.model_response import model_response
+from specserve.rpc.replica import ReplicaServer
 from specserve.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 
 
@@ -79,7 +80,7 @@ class DraftWire:
 class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     """The gRPC face of one draft replica."""
 
-    def __init__(self, replica: ReplicaServer, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, replica: ReplicaServer, tokenizer: Tokenizer) -> None:
         self._replica = replica
         self._tokenizer = tokenizer
 
@@ -93,9 +94,8 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         self, request: common_pb2.GetModelRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> common_pb2.GetModelResponse:
         """Say what this replica serves."""
-        async with status.errors_as_status(context):
-            response = model_response(
-                self._replica, self._tokenizer, request, MAX_NUM_SPECULATIVE_TOKENS
-            )
+        response = model_response(
+            self._replica, self._tokenizer, request, MAX_NUM_SPECULATIVE_TOKENS
+        )
         response.pid = os.getpid()
         return response

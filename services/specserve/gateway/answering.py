@@ -23,7 +23,8 @@ from starlette.types import Receive, Scope, Send
 from specserve.gateway.backend import GenerationBackend
 from specserve.gateway.choices import decoding
 from specserve.gateway.config import GatewayConfig
-from specserve.gateway.errors import ClientDisconnected, to_http
+from specserve.gateway.drain import Drain
+from specserve.gateway.errors import ClientDisconnected, for_log, to_http
 from specserve.gateway.fields import GenerationFields
 from specserve.gateway.formats import AnswerFormat
 from specserve.gateway.metrics import GatewayMetrics
@@ -64,6 +65,7 @@ class Services:
     backend: GenerationBackend
     pair: PairWatch
     config: GatewayConfig
+    drain: Drain
     metrics: GatewayMetrics
     tracer: Tracer
 
@@ -91,8 +93,9 @@ class GenerationAnswer(Response, Generic[BodyT]):
         )
         error: BaseException | None = None
         try:
-            raw = await read_body(request, services.config.max_body_bytes)
-            error = await unless_disconnected(receive, self._answer(raw, observer, send))
+            with services.drain.running():
+                raw = await read_body(request, services.config.max_body_bytes)
+                error = await unless_disconnected(receive, self._answer(raw, observer, send))
         except ClientDisconnected as gone:
             # Nobody reads an answer any more, and everything has been given up.
             error = gone
@@ -115,7 +118,7 @@ class GenerationAnswer(Response, Generic[BodyT]):
         if body.stream:
             async with aclosing(self._events(plan, answer, observer)) as events:
                 return await self._stream(events, send)
-        async with decoding(services.backend, plan.choices, observer) as blocks:
+        async with decoding(services.backend, plan.choices, observer, services.drain) as blocks:
             whole = answer.answer([block async for block in blocks])
         await self._send_start(send, b"application/json", len(whole))
         await send({"type": "http.response.body", "body": whole, "more_body": False})
@@ -124,7 +127,8 @@ class GenerationAnswer(Response, Generic[BodyT]):
     async def _events(
         self, plan: GenerationPlan, answer: AnswerFormat[Any], observer: RequestObserver
     ) -> AsyncGenerator[bytes, None]:
-        async with decoding(self._services.backend, plan.choices, observer) as blocks:
+        services = self._services
+        async with decoding(services.backend, plan.choices, observer, services.drain) as blocks:
             async for block in blocks:
                 for chunk in answer.on_block(block):
                     yield chunk
@@ -145,7 +149,7 @@ class GenerationAnswer(Response, Generic[BodyT]):
             raise ClientDisconnected from gone
         except Exception as error:  # noqa: BLE001
             # Whatever it is, the client must be told and the stream closed.
-            logger.warning("%s ended early: %s", self._request_id, type(error).__name__)
+            logger.warning("%s ended early: %s", self._request_id, for_log(error))
             failure = error
             await _send_event(send, to_http(error).to_json())
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -43,6 +43,14 @@ class Usage(Answer):
     prompt_tokens_details: PromptTokensDetails
 
 
+class ProposerFigures(Answer):
+    """What one proposer did."""
+
+    num_spec_steps: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+
+
 class SpeculativeDecoding(Answer):
     """What speculation did for one body, all choices together, over emitted tokens only."""
 
@@ -66,9 +74,13 @@ class SpeculativeDecoding(Answer):
     """Seconds waited for proposals."""
     verify_s: float
     """Seconds waited for verification."""
+    proposers: dict[str, ProposerFigures]
+    """{draft_model, ngram or suffix: its part of the figures above}; those that were used."""
     per_step_drafted: IfAsked[list[list[int]]] = None
     """One list per choice; level `detailed` only."""
     per_step_accepted: IfAsked[list[list[int]]] = None
+    """One list per choice; level `detailed` only."""
+    per_step_proposer: IfAsked[list[list[str]]] = None
     """One list per choice; level `detailed` only."""
 
 

@@ -22,7 +22,7 @@ class GenerationBackend(Protocol):
     def generate(
         self, request: GenerateRequest, traceparent: str = ""
     ) -> AsyncGenerator[GenerateResponse, None]:
-        """Decode one choice; the last response carries `finish_reason`.
+        """Decode one choice; the last response carries `finish_reason`, and a record of them all.
 
         Closing the generator, or cancelling the task that waits on it, gives the choice up and
         frees what it held.

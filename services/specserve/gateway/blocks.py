@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from specserve.rpc.v1 import generation_pb2
 from specserve.rpc.v1.generation_pb2 import SpeculationRecord
 
 FinishReason = Literal["stop", "length"]
 TokenOrigin = Literal["accepted", "recovered", "bonus", "plain", "unknown"]
+
+_ORIGINS: dict[int, TokenOrigin] = {
+    generation_pb2.TOKEN_ORIGIN_ACCEPTED: "accepted",
+    generation_pb2.TOKEN_ORIGIN_RECOVERED: "recovered",
+    generation_pb2.TOKEN_ORIGIN_BONUS: "bonus",
+    generation_pb2.TOKEN_ORIGIN_PLAIN: "plain",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +48,8 @@ class Block:
     """Set on the choice's last block only."""
     record: SpeculationRecord | None
     """Set on the choice's last block only."""
+
+
+def unpack_origins(numbers: Iterable[int]) -> tuple[TokenOrigin, ...]:
+    """Read where tokens came from; an orchestrator of a newer build may have other origins."""
+    return tuple(_ORIGINS.get(number, "unknown") for number in numbers)

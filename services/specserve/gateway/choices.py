@@ -14,8 +14,9 @@ import numpy as np
 
 from specserve.errors import PeerUnavailable
 from specserve.gateway.backend import GenerationBackend
-from specserve.gateway.blocks import Block, FinishReason, TokenLogprobs, TokenOrigin
+from specserve.gateway.blocks import Block, FinishReason, TokenLogprobs, unpack_origins
 from specserve.gateway.detokenizer import IncrementalText
+from specserve.gateway.drain import Drain
 from specserve.gateway.observer import RequestObserver
 from specserve.rpc.codec import unpack_array, unpack_ids
 from specserve.rpc.v1 import generation_pb2
@@ -25,12 +26,6 @@ _FINISH: dict[int, FinishReason] = {
     generation_pb2.FINISH_REASON_STOP: "stop",
     generation_pb2.FINISH_REASON_LENGTH: "length",
 }
-_ORIGINS: dict[int, TokenOrigin] = {
-    generation_pb2.TOKEN_ORIGIN_ACCEPTED: "accepted",
-    generation_pb2.TOKEN_ORIGIN_RECOVERED: "recovered",
-    generation_pb2.TOKEN_ORIGIN_BONUS: "bonus",
-    generation_pb2.TOKEN_ORIGIN_PLAIN: "plain",
-}
 
 
 @asynccontextmanager
@@ -38,19 +33,22 @@ async def decoding(
     backend: GenerationBackend,
     requests: Sequence[GenerateRequest],
     observer: RequestObserver,
+    drain: Drain,
 ) -> AsyncIterator[AsyncGenerator[Block, None]]:
     """Decode all requests at once; the blocks of different choices come interleaved.
 
     Leaving the context gives up what is not finished, and waits until the backend has let go. The
-    first choice that fails ends the blocks with its error.
+    first choice that fails ends the blocks with its error; so does a gateway that stops, once its
+    requests have had their time.
     """
     blocks: asyncio.Queue[Block | Exception] = asyncio.Queue()
     tasks = [
         asyncio.create_task(_decode(backend, request, index, observer, blocks))
         for index, request in enumerate(requests)
     ]
+    tasks.append(asyncio.create_task(_give_up(drain, blocks)))
     try:
-        yield _in_order_of_arrival(blocks, len(tasks))
+        yield _in_order_of_arrival(blocks, len(requests))
     finally:
         for task in tasks:
             task.cancel()
@@ -66,6 +64,11 @@ async def _in_order_of_arrival(
             raise block
         num_running -= block.finish_reason is not None
         yield block
+
+
+async def _give_up(drain: Drain, blocks: asyncio.Queue[Block | Exception]) -> None:
+    await drain.until_given_up()
+    blocks.put_nowait(drain.error())
 
 
 async def _decode(
@@ -97,7 +100,7 @@ def _to_block(index: int, text: IncrementalText, response: GenerateResponse) -> 
         text=text.append(response.text, final=finish_reason is not None),
         token_ids=unpack_ids(response.token_ids, "token_ids"),
         logprobs=tuple(map(_to_logprobs, response.logprobs)),
-        origins=tuple(_ORIGINS.get(origin, "unknown") for origin in response.origins),
+        origins=unpack_origins(response.origins),
         finish_reason=finish_reason,
         record=response.record if response.HasField("record") else None,
     )

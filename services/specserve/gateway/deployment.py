@@ -17,6 +17,7 @@ from ray.serve.handle import DeploymentHandle
 from specserve import telemetry
 from specserve.config import EngineConfig
 from specserve.gateway.config import GatewayConfig
+from specserve.gateway.drain import Drain
 from specserve.gateway.grpc_backend import GrpcBackend
 from specserve.gateway.http import create_http_app
 from specserve.model.tokenizer import load_tokenizer
@@ -42,6 +43,7 @@ class GatewayDeployment:
         telemetry.configure_tracing("specserve-gateway")
         self._tokenizer = await asyncio.to_thread(load_tokenizer, target)
         self._config = config
+        self._drain = Drain()
         self._backend = GrpcBackend((), config.failover_timeout_s)
         self._orchestrators = PoolWatcher("orchestrator", lambda: look(orchestrator))
         self._watching = asyncio.create_task(
@@ -51,11 +53,19 @@ class GatewayDeployment:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Build the HTTP application; Serve calls this after the constructor."""
-        return create_http_app(self._backend, self._tokenizer, self._config)
+        return create_http_app(self._backend, self._tokenizer, self._config, drain=self._drain)
 
     async def describe(self) -> ReplicaDescription:
         """Return who and where this replica is, for people."""
         return ReplicaDescription("gateway", "", f"gateway-{os.getpid()}", os.getpid())
+
+    async def drain(self, grace_s: float) -> None:
+        """Refuse new requests, and return once none is running or the grace is over.
+
+        To be called before the application is deleted: with it go Serve's proxies, and they take
+        every open stream with them. A replica that is merely scaled down needs no such call.
+        """
+        await self._drain.drain(grace_s)
 
     async def _tell_backend(self) -> None:
         await self._backend.set_addresses(self._orchestrators.addresses)

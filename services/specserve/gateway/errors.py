@@ -1,7 +1,8 @@
 """The one place where errors become HTTP answers, in OpenAI's shape.
 
 Knows the error classes and their status; knows no route. Messages name fields and numbers, never
-prompt text.
+prompt text. A client learns what it can mend; what went wrong inside it learns in plain words, and
+the log has the rest.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 from dataclasses import dataclass
 
 from specserve import errors
+from specserve.errors import QUOTED_CHARACTERS, quoted
 from specserve.rpc.status import RemoteError
 
 
@@ -29,7 +31,7 @@ class UnknownModel(errors.InvalidRequest):
     def __init__(self, name: str, served: str) -> None:
         errors.SpecServeError.__init__(self, name, served)
         self.field = "model"
-        self.message = f"{name!r} is not served here; {served!r} is"
+        self.message = f"{quoted(name)} is not served here; {served!r} is"
 
 
 class ClientDisconnected(Exception):
@@ -72,40 +74,55 @@ class _Row:
     status: int
     type: str
     code: str | None = None
+    message: str = ""
+    """For clients, in place of the error's own, which may name processes and addresses."""
 
 
 _BAD = "invalid_request_error"
 _INTERNAL = "internal_server_error"
 _OVERLOADED = "service_unavailable_error"
 
+_INSIDE = "internal error; the log has the request id"
+_NO_ROOM = "the server has no room for this request at present; try again"
+_TOO_LATE = "the request did not finish in the time it was given"
+_LOST = "the model cannot be reached at present; try again"
+_NO_PAIR = "the model services do not fit together; the server's operator has to mend that"
+
 _ROWS: dict[str, _Row] = {
     "InvalidRequest": _Row(400, _BAD),
     "ContextOverflow": _Row(400, _BAD, "context_length_exceeded"),
     "BodyTooLarge": _Row(413, _BAD, "body_too_large"),
     "UnknownModel": _Row(404, _BAD, "model_not_found"),
-    "InvalidProposal": _Row(500, _INTERNAL),
-    "SessionNotFound": _Row(500, _INTERNAL),
-    "CacheMismatch": _Row(500, _INTERNAL),
-    "StaleStep": _Row(500, _INTERNAL),
-    "CapacityExhausted": _Row(503, _OVERLOADED, "capacity_exhausted"),
-    "Preempted": _Row(503, _OVERLOADED, "preempted"),
-    "DeadlineExpired": _Row(504, "timeout_error", "deadline_expired"),
-    "Draining": _Row(503, _OVERLOADED, "draining"),
-    "NonFiniteLogits": _Row(500, _INTERNAL, "non_finite_logits"),
-    "PeerUnavailable": _Row(503, _OVERLOADED, "unavailable"),
-    "ModelMismatch": _Row(503, _OVERLOADED, "model_mismatch"),
-    "VocabularyMismatch": _Row(503, _OVERLOADED, "vocabulary_mismatch"),
-    "ProtocolMismatch": _Row(503, _OVERLOADED, "protocol_mismatch"),
-    "ModelUnavailable": _Row(503, _OVERLOADED, "model_unavailable"),
-    "ConfigurationError": _Row(500, _INTERNAL),
+    "InvalidProposal": _Row(500, _INTERNAL, None, _INSIDE),
+    "SessionNotFound": _Row(500, _INTERNAL, None, _INSIDE),
+    "CacheMismatch": _Row(500, _INTERNAL, None, _INSIDE),
+    "StaleStep": _Row(500, _INTERNAL, None, _INSIDE),
+    "CapacityExhausted": _Row(503, _OVERLOADED, "capacity_exhausted", _NO_ROOM),
+    "Preempted": _Row(503, _OVERLOADED, "preempted", _NO_ROOM),
+    "DeadlineExpired": _Row(504, "timeout_error", "deadline_expired", _TOO_LATE),
+    "Draining": _Row(503, _OVERLOADED, "draining", "the server is stopping; try again"),
+    "NonFiniteLogits": _Row(
+        500,
+        _INTERNAL,
+        "non_finite_logits",
+        "the model's answer to this request was not a number (NaN or infinity)",
+    ),
+    "PeerUnavailable": _Row(503, _OVERLOADED, "unavailable", _LOST),
+    "ModelMismatch": _Row(503, _OVERLOADED, "model_mismatch", _NO_PAIR),
+    "VocabularyMismatch": _Row(503, _OVERLOADED, "vocabulary_mismatch", _NO_PAIR),
+    "ProtocolMismatch": _Row(503, _OVERLOADED, "protocol_mismatch", _NO_PAIR),
+    "ModelUnavailable": _Row(
+        503, _OVERLOADED, "model_unavailable", "the model is not ready yet; try again"
+    ),
+    "ConfigurationError": _Row(500, _INTERNAL, None, _INSIDE),
 }
 """By class name, so that a peer's error whose fields did not travel is answered alike."""
 
 _ROWS_BY_GRPC_CODE: dict[int, _Row] = {
     3: _Row(400, _BAD),
-    4: _Row(504, "timeout_error", "deadline_expired"),
-    8: _Row(503, _OVERLOADED, "capacity_exhausted"),
-    14: _Row(503, _OVERLOADED, "unavailable"),
+    4: _Row(504, "timeout_error", "deadline_expired", _TOO_LATE),
+    8: _Row(503, _OVERLOADED, "capacity_exhausted", _NO_ROOM),
+    14: _Row(503, _OVERLOADED, "unavailable", _LOST),
 }
 """For errors of a peer that named no class that is known here."""
 
@@ -118,7 +135,7 @@ def is_mapped(error: type[errors.SpecServeError]) -> bool:
 def to_http(error: Exception) -> HttpError:
     """Answer an error as HTTP; anything unforeseen is a 500 that says nothing of the inside."""
     if not isinstance(error, errors.SpecServeError):
-        return HttpError(500, _INTERNAL, "internal error; the log has the request id")
+        return HttpError(500, _INTERNAL, _INSIDE)
     message, param = str(error), None
     if isinstance(error, errors.InvalidRequest):
         param = error.field or None
@@ -129,14 +146,24 @@ def to_http(error: Exception) -> HttpError:
         row = next(
             (_ROWS[cls.__name__] for cls in type(error).__mro__ if cls.__name__ in _ROWS), None
         )
-    row = row or _Row(500, _INTERNAL)
-    return HttpError(row.status, row.type, message, param, row.code)
+    row = row or _Row(500, _INTERNAL, None, _INSIDE)
+    return HttpError(row.status, row.type, row.message or message, param, row.code)
+
+
+def for_log(error: BaseException) -> str:
+    """Say what happened, for the log: all that is known, but never what a client sent."""
+    name = type(error).__name__
+    if isinstance(error, RemoteError) and not error.error:
+        # A peer's own exception, whatever its text may quote.
+        return f"{name} (status {error.code})"
+    return f"{name}: {error}" if isinstance(error, errors.SpecServeError) else name
 
 
 def routing_error(status: int, path: str, method: str) -> HttpError:
     """Answer a path or method that is not there."""
     if status == 404:
-        return HttpError(404, _BAD, f"there is no {path} here", None, "not_found")
+        return HttpError(404, _BAD, f"there is no {quoted(path)} here", None, "not_found")
     if status == 405:
-        return HttpError(405, _BAD, f"{path} does not take {method}", None, "method_not_allowed")
+        message = f"{quoted(path)} does not take {method[:QUOTED_CHARACTERS]}"
+        return HttpError(405, _BAD, message, None, "method_not_allowed")
     return HttpError(status, _BAD if status < 500 else _INTERNAL, f"refused with status {status}")

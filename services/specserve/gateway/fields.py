@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, field_validator
 
+from specserve.config import SpeculativeMethod
+
 MAX_INT = 2**31 - 1
 MIN_SEED = -(2**63)
 MAX_SEED = 2**64 - 1
@@ -69,6 +71,8 @@ class GenerationFields(Body):
     """Answer `choices[].token_ids`."""
     num_speculative_tokens: int | None = Field(None, ge=0)
     """Draft tokens per round, at most what is configured; 0 switches speculation off."""
+    speculative_method: SpeculativeMethod | None = None
+    """Proposer, one of those that the deployment offers; None takes the configured one."""
     rejection_sample_method: Literal["auto", "standard", "coupled"] | None = None
     """Acceptance rule above temperature 0; None takes the configured one."""
     speculation_metrics: Literal["none", "summary", "detailed"] = "none"

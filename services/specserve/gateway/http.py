@@ -21,8 +21,16 @@ from specserve.gateway.answering import GenerationAnswer, Services
 from specserve.gateway.answers import ChatCompletion, Completion
 from specserve.gateway.backend import GenerationBackend
 from specserve.gateway.config import GatewayConfig
+from specserve.gateway.drain import Drain
 from specserve.gateway.endpoints import chat_endpoint, completion_endpoint
-from specserve.gateway.errors import BodyTooLarge, HttpError, UnknownModel, routing_error, to_http
+from specserve.gateway.errors import (
+    BodyTooLarge,
+    HttpError,
+    UnknownModel,
+    for_log,
+    routing_error,
+    to_http,
+)
 from specserve.gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from specserve.gateway.openapi import describe_bodies, request_body
 from specserve.gateway.pair import PairWatch
@@ -45,6 +53,7 @@ def create_http_app(
     config: GatewayConfig,
     metrics: GatewayMetrics | None = None,
     tracer: Tracer | None = None,
+    drain: Drain | None = None,
 ) -> FastAPI:
     """Build the application.
 
@@ -54,12 +63,14 @@ def create_http_app(
         config: limits and names; host and port are the server's affair.
         metrics: where to count; None makes a registry of its own.
         tracer: where spans go; None takes the process's own provider.
+        drain: how whoever serves the application stops it; None if nobody does with grace.
     """
     metrics = metrics or GatewayMetrics()
+    drain = drain or Drain()
     table = tokenizer.token_table()
     pair = PairWatch(backend, config.served_model_name, config.pair_refresh_s, table.fingerprint)
     tracer = tracer or trace.get_tracer("specserve.gateway")
-    services = Services(backend, pair, config, metrics, tracer)
+    services = Services(backend, pair, config, drain, metrics, tracer)
     texts = TokenTexts(table)
     completion = completion_endpoint(tokenizer, config, texts)
     chat = chat_endpoint(tokenizer, config, texts)
@@ -108,15 +119,17 @@ def create_http_app(
     @app.get("/health")
     async def health() -> JSONResponse:
         """Say that the process is alive; asks nobody."""
-        return JSONResponse({"status": "alive"})
+        return JSONResponse({"status": "alive", "service": "specserve"})
 
     @app.get("/ready")
     async def ready() -> JSONResponse:
-        """Say whether a compatible pair is loaded."""
+        """Say whether requests are taken and a compatible pair is loaded."""
+        if drain.is_draining:
+            return JSONResponse({"ready": False, "reason": to_http(drain.error()).message}, 503)
         try:
             answer = await pair.refresh()
         except SpecServeError as error:
-            return JSONResponse({"ready": False, "reason": str(error)}, 503)
+            return JSONResponse({"ready": False, "reason": to_http(error).message}, 503)
         mismatch = pair.mismatch(answer)
         is_ready = answer.ready and not mismatch
         reason = mismatch or answer.reason
@@ -161,8 +174,9 @@ def _answer_errors(app: FastAPI) -> None:
 
     async def refused(request: Request, error: Exception) -> Any:
         answer = to_http(error)
-        if answer.status >= 500:
-            logger.warning("%s failed: %s", _request_id(request), type(error).__name__)
+        # Only requests for text have an id; others are polls, and PairWatch tells what they meet.
+        if answer.status >= 500 and (request_id := _request_id(request)):
+            logger.warning("%s failed: %s", request_id, for_log(error))
         return Refusal(answer) if isinstance(error, BodyTooLarge) else _response(request, answer)
 
     async def misrouted(request: Request, error: Exception) -> Response:
@@ -170,7 +184,8 @@ def _answer_errors(app: FastAPI) -> None:
         return _response(request, routing_error(status, request.url.path, request.method))
 
     async def unforeseen(request: Request, error: Exception) -> Response:
-        logger.error("%s failed: %s", _request_id(request), type(error).__name__)
+        name = _request_id(request) or f"{request.method} {request.url.path}"
+        logger.error("%s failed: %s", name, for_log(error))
         return _response(request, to_http(error))
 
     app.add_exception_handler(SpecServeError, refused)

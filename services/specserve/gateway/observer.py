@@ -14,11 +14,12 @@ from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from specserve.gateway.blocks import Block
+from specserve.gateway.blocks import Block, TokenOrigin
 from specserve.gateway.errors import ClientDisconnected
 from specserve.gateway.fields import GenerationFields
 from specserve.gateway.metrics import GatewayMetrics
 from specserve.gateway.plan import GenerationPlan
+from specserve.gateway.rounds import Asked, record_of
 from specserve.gateway.tally import Tally
 
 _PROPAGATOR = TraceContextTextMapPropagator()
@@ -42,7 +43,8 @@ class RequestObserver:
         self._first_block_at: dict[int, tuple[float, int]] = {}  # {choice: (seconds, tokens)}
         self._num_tokens: dict[int, int] = {}  # {choice: tokens received}
         self._finish_reasons: dict[int, str] = {}
-        self._num_choices = 0
+        self._origins: dict[int, list[TokenOrigin]] = {}  # {choice: where its tokens came from}
+        self._asked: tuple[Asked, ...] = ()  # one per choice
         self._tally: Tally | None = None
         self._operation = operation
         parent = _PROPAGATOR.extract(dict(headers))
@@ -56,8 +58,10 @@ class RequestObserver:
     def on_plan(self, plan: GenerationPlan, body: GenerationFields) -> None:
         """Note what will be decoded."""
         self._tally = Tally(plan.prompt_lengths, plan.n)
-        self._num_choices = len(plan.choices)
-        self._metrics.running.inc(self._num_choices)
+        self._asked = tuple(
+            Asked(plan.num_speculative_tokens, choice.max_tokens) for choice in plan.choices
+        )
+        self._metrics.running.inc(len(self._asked))
         self._metrics.prompt_tokens.inc(sum(plan.prompt_lengths))
         span = self._span
         if not span.is_recording():
@@ -75,6 +79,7 @@ class RequestObserver:
         now = self._clock()
         count = len(block.token_ids)
         self._num_tokens[block.index] = self._num_tokens.get(block.index, 0) + count
+        self._origins.setdefault(block.index, []).extend(block.origins)
         self._metrics.generation_tokens.inc(count)
         if count and block.index not in self._first_block_at:
             self._first_block_at[block.index] = (now, count)
@@ -107,7 +112,12 @@ class RequestObserver:
 
     def end(self, error: BaseException | None) -> None:
         """Close the books; called once, on every way out."""
-        self._metrics.running.dec(self._num_choices - len(self._finish_reasons))
+        unfinished = set(range(len(self._asked))) - set(self._finish_reasons)
+        self._metrics.running.dec(len(unfinished))
+        for index in unfinished:
+            # Its tokens were emitted and counted: what speculation did for them is, too.
+            record = record_of(self._origins.get(index, ()), self._asked[index])
+            self._metrics.count_record(record)
         if error is not None:
             given_up = isinstance(error, asyncio.CancelledError | ClientDisconnected)
             name = "cancelled" if given_up else type(error).__name__

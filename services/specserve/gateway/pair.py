@@ -1,17 +1,25 @@
 """What the gateway knows of the served pair, no older than a couple of seconds.
 
-Knows the backend's `get_pair`; knows no request.
+Knows the backend's `get_pair`; knows no request. Logs whether the pair is ready when that changes,
+however often it is asked.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 
-from specserve.errors import ModelUnavailable, PeerUnavailable
+from specserve.config import SpeculativeMethod
+from specserve.errors import ModelUnavailable, PeerUnavailable, SpecServeError
 from specserve.gateway.backend import GenerationBackend
-from specserve.rpc.codec import unpack_ids
+from specserve.rpc.codec import unpack_ids, unpack_methods
 from specserve.rpc.v1.generation_pb2 import GetPairResponse
+
+logger = logging.getLogger(__name__)
+
+READY = ""
+"""State of a pair that serves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +38,8 @@ class ServedPair:
     """Configured K; requests may ask for less."""
     rejection_sample_method: str
     """auto, standard or coupled."""
+    speculative_methods: tuple[SpeculativeMethod, ...] = ()
+    """Proposers that a request may name; empty when speculation is off."""
 
 
 class PairWatch:
@@ -50,6 +60,8 @@ class PairWatch:
         self._asking = asyncio.Lock()
         self._pair: ServedPair | None = None
         self._asked_at = 0.0
+        self._state: str | None = None
+        """What was logged last: READY, or why not; None before the first answer."""
 
     async def ready(self) -> ServedPair:
         """Return the pair.
@@ -66,12 +78,39 @@ class PairWatch:
             return self._pair
 
     async def refresh(self) -> GetPairResponse:
-        """Ask now, for those who want the whole answer."""
-        return await self._backend.get_pair()
+        """Ask now, for those who want the whole answer.
+
+        Raises:
+            SpecServeError: no orchestrator could be asked.
+        """
+        try:
+            answer = await self._backend.get_pair()
+        except SpecServeError as error:
+            # The class is the state: transports spell one and the same loss in many ways.
+            self._note(type(error).__name__, str(error))
+            raise
+        reason = self.mismatch(answer)
+        if not answer.ready or reason:
+            reason = reason or answer.reason or "the model pair is still being loaded"
+            self._note(reason, reason)
+        else:
+            self._note(READY, answer.target.model_id)
+        return answer
+
+    def _note(self, state: str, detail: str) -> None:
+        before, self._state = self._state, state
+        if state == before:
+            return
+        if state != READY:
+            logger.warning("not ready: %s", detail)
+        elif before is not None:
+            logger.warning("ready again: %s", detail)
+        else:
+            logger.info("ready: %s", detail)
 
     async def _ask(self, known: ServedPair | None) -> ServedPair:
         try:
-            answer = await self._backend.get_pair()
+            answer = await self.refresh()
         except PeerUnavailable:
             # Orchestrators that restart lose no request: the backend waits for one to come back.
             if known is None:
@@ -110,4 +149,5 @@ class PairWatch:
             eos_token_ids=unpack_ids(target.eos_token_ids, "eos_token_ids"),
             num_speculative_tokens=answer.num_speculative_tokens,
             rejection_sample_method=answer.rejection_sample_method or "auto",
+            speculative_methods=unpack_methods(answer.speculative_methods),
         )

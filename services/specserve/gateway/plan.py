@@ -10,13 +10,14 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specserve.errors import ContextOverflow, InvalidRequest
+from specserve.config import SpeculativeMethod
+from specserve.errors import ContextOverflow, InvalidRequest, quoted
 from specserve.gateway.config import GatewayConfig
 from specserve.gateway.errors import UnknownModel
 from specserve.gateway.fields import GenerationFields
 from specserve.gateway.pair import ServedPair
 from specserve.gateway.requests import ChatRequest, CompletionRequest
-from specserve.rpc.codec import pack_ids, pack_sampling
+from specserve.rpc.codec import pack_ids, pack_method, pack_sampling
 from specserve.rpc.v1.generation_pb2 import GenerateRequest
 from specserve.speculation.types import GREEDY_TEMPERATURE, AcceptanceRule, SamplingParams
 
@@ -38,6 +39,8 @@ class GenerationPlan:
     """Choices per prompt."""
     max_tokens: int
     """Most output tokens of the choice that may have the most."""
+    num_speculative_tokens: int
+    """K of every choice."""
     choices: tuple[GenerateRequest, ...]
     """Choice i belongs to prompt i // n."""
 
@@ -73,7 +76,7 @@ def check_limits(body: GenerationFields, num_prompts: int, config: GatewayConfig
     if len(body.stop) > config.max_stops:
         raise InvalidRequest("stop", f"{len(body.stop)} strings, at most {config.max_stops}")
     if body.n > config.max_n:
-        raise InvalidRequest("n", f"{body.n}, at most {config.max_n}")
+        raise InvalidRequest("n", f"{quoted(body.n)}, at most {config.max_n}")
     if num_prompts > config.max_prompts:
         raise InvalidRequest("prompt", f"{num_prompts} prompts, at most {config.max_prompts}")
     if num_prompts * body.n > config.max_choices:
@@ -84,12 +87,12 @@ def check_limits(body: GenerationFields, num_prompts: int, config: GatewayConfig
     if isinstance(body, ChatRequest):
         if body.top_logprobs > config.max_logprobs:
             raise InvalidRequest(
-                "top_logprobs", f"{body.top_logprobs}, at most {config.max_logprobs}"
+                "top_logprobs", f"{quoted(body.top_logprobs)}, at most {config.max_logprobs}"
             )
         if body.top_logprobs and not body.logprobs:
             raise InvalidRequest("top_logprobs", "only together with logprobs: true")
     if isinstance(body, CompletionRequest) and (body.logprobs or 0) > config.max_logprobs:
-        raise InvalidRequest("logprobs", f"{body.logprobs}, at most {config.max_logprobs}")
+        raise InvalidRequest("logprobs", f"{quoted(body.logprobs)}, at most {config.max_logprobs}")
 
 
 def make_plan(
@@ -112,8 +115,10 @@ def make_plan(
     if (body.num_speculative_tokens or 0) > pair.num_speculative_tokens:
         raise InvalidRequest(
             "num_speculative_tokens",
-            f"{body.num_speculative_tokens}, at most {pair.num_speculative_tokens} is configured",
+            f"{quoted(body.num_speculative_tokens)}, at most {pair.num_speculative_tokens} "
+            "is configured",
         )
+    _check_method(body.speculative_method, pair)
     rule = acceptance_rule(body, pair.rejection_sample_method)
     # Drawn once: a request that is carried over to another orchestrator keeps its randomness.
     seed = secrets.randbits(64) if body.seed is None else body.seed % 2**64
@@ -137,11 +142,13 @@ def make_plan(
             num_speculative_tokens_plus_one=(
                 0 if body.num_speculative_tokens is None else body.num_speculative_tokens + 1
             ),
+            speculative_method=pack_method(body.speculative_method),
             stop=[text.encode() for text in body.stop],
             stop_token_ids=pack_ids(body.stop_token_ids),
             ignore_eos=body.ignore_eos,
             timeout_s=config.request_timeout_s,
-            include_origins=body.speculation_metrics == "detailed",
+            # Whoever asked for none still gets a right record if the orchestrator's own is lost.
+            include_origins=True,
             include_special_tokens=not body.skip_special_tokens,
         )
         for index, prompt in enumerate(prompt for prompt in prompts for _ in range(body.n))
@@ -152,6 +159,11 @@ def make_plan(
         prompt_lengths=tuple(map(len, prompts)),
         n=body.n,
         max_tokens=max(choice.max_tokens for choice in choices),
+        num_speculative_tokens=(
+            pair.num_speculative_tokens
+            if body.num_speculative_tokens is None
+            else body.num_speculative_tokens
+        ),
         choices=choices,
     )
 
@@ -173,10 +185,15 @@ def _check_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
     # Both bounds: a negative id would index from the end.
     if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
         wrong = next(item for item in token_ids if not 0 <= item < vocab_size)
-        shown = wrong if wrong.bit_length() <= 64 else f"a number of {wrong.bit_length()} bits"
         raise InvalidRequest(
-            field, f"token id {shown} is out of vocabulary; ids are 0 to {vocab_size - 1}"
+            field, f"token id {quoted(wrong)} is out of vocabulary; ids are 0 to {vocab_size - 1}"
         )
+
+
+def _check_method(method: SpeculativeMethod | None, pair: ServedPair) -> None:
+    if method is not None and method not in pair.speculative_methods:
+        choices = " or ".join(pair.speculative_methods) or "none, for speculation is off"
+        raise InvalidRequest("speculative_method", f"{method}; this deployment offers {choices}")
 
 
 def _num_logprobs(body: CompletionRequest | ChatRequest) -> int:

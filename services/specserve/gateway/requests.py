@@ -12,7 +12,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import BaseModel, FailFast, Field, PlainValidator, ValidationError
 from pydantic_core import from_json
 
-from specserve.errors import InvalidRequest
+from specserve.errors import QUOTED_CHARACTERS, InvalidRequest
 from specserve.gateway.fields import MAX_INT, Body, GenerationFields
 
 Prompt = str | list[int]
@@ -173,7 +173,7 @@ def _without_nulls(value: object) -> object:
 
 
 def _check_unhonoured(name: str, value: object, kind: type[BaseModel]) -> None:
-    shown = name[:64]
+    shown = _cut(name)
     if name in _NEUTRAL:
         # True == 1, but a flag is no number here.
         neutral = [
@@ -195,4 +195,9 @@ def _first_fault(error: ValidationError) -> InvalidRequest:
             path += f"[{step}]"
         else:
             path += f".{step}" if path else step
-    return InvalidRequest(path, fault["msg"].removeprefix("Value error, "))
+    return InvalidRequest(_cut(path), fault["msg"].removeprefix("Value error, "))
+
+
+def _cut(name: str) -> str:
+    """Shorten a field's name: an unknown one may be as long as the body."""
+    return name if len(name) <= QUOTED_CHARACTERS else f"{name[:QUOTED_CHARACTERS]}…"

@@ -16,12 +16,17 @@ import uvicorn
 
 from specserve.gateway.backend import GenerationBackend
 from specserve.gateway.config import GatewayConfig
+from specserve.gateway.drain import Drain
 from specserve.gateway.http import create_http_app
+from specserve.gateway.refusing import MAX_HEADER_BYTES, parser_class
 
 if TYPE_CHECKING:  # it brings the tokenizer library along, which a fake does not need
     from specserve.model.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT_S = 1
+"""How long connections may take to close once every request has ended or was given up."""
 
 
 class _Server(uvicorn.Server):
@@ -39,7 +44,9 @@ async def serve_gateway(
     tokenizer: Tokenizer,
     on_listening: Callable[[str, int], None] | None = None,
 ) -> None:
-    """Serve until cancelled; then take no new requests and let running ones finish for a while.
+    """Serve until cancelled; then refuse new requests and let running ones finish for a while.
+
+    Cancelled a second time it gives them up at once.
 
     Args:
         on_listening: told the host and the port once connections are taken; port 0 in the
@@ -49,12 +56,19 @@ async def serve_gateway(
         OSError: the address cannot be listened on.
     """
     listener = _listen(config.host, config.port)
+    drain = Drain()
     server = _Server(
         uvicorn.Config(
-            create_http_app(backend, tokenizer, config),
+            create_http_app(backend, tokenizer, config, drain=drain),
+            # What the parser itself refuses has OpenAI's shape too, but for two things: garbage
+            # that comes while an answer is under way, which can only end the connection, and a
+            # request that never ends, which gets no answer at all. Under Ray Serve the parser is
+            # in Serve's proxy, which takes none of ours: there these refusals are its plain text.
+            http=parser_class(),
+            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
             log_config=None,
             access_log=False,
-            timeout_graceful_shutdown=round(config.shutdown_grace_s),
+            timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
             lifespan="off",
         )
     )
@@ -66,10 +80,16 @@ async def serve_gateway(
             on_listening(host, port)
         await asyncio.shield(running)
     finally:
-        server.should_exit = True
-        await running
-        listener.close()
-        await backend.close()
+        try:
+            await drain.drain(config.shutdown_grace_s)
+        except asyncio.CancelledError:
+            await drain.drain(0)
+            raise
+        finally:
+            server.should_exit = True
+            await running
+            listener.close()
+            await backend.close()
 
 
 def _listen(host: str, port: int) -> socket.socket:

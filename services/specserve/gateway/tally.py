@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from specserve.gateway.answers import Metrics, PromptTokensDetails, SpeculativeDecoding, Usage
+from specserve.gateway.answers import (
+    Metrics,
+    PromptTokensDetails,
+    ProposerFigures,
+    SpeculativeDecoding,
+    Usage,
+)
 from specserve.gateway.blocks import Block
-from specserve.rpc.v1.generation_pb2 import SpeculationRecord
+from specserve.rpc.codec import unpack_methods
+from specserve.rpc.v1.generation_pb2 import ProposerCounts, SpeculationRecord
 
 
 @dataclass(slots=True)
@@ -78,9 +85,37 @@ def summarise(records: Sequence[SpeculationRecord], detailed: bool) -> Speculati
         num_late_proposals=sum(record.num_late_proposals for record in records),
         draft_s=sum(record.draft_s for record in records),
         verify_s=sum(record.verify_s for record in records),
+        proposers=_proposers(records),
         per_step_drafted=[list(r.per_step_drafted) for r in records] if detailed else None,
         per_step_accepted=[list(r.per_step_accepted) for r in records] if detailed else None,
+        per_step_proposer=(
+            [[_name_of(number) for number in r.per_step_proposer] for r in records]
+            if detailed
+            else None
+        ),
     )
+
+
+def _proposers(records: Sequence[SpeculationRecord]) -> dict[str, ProposerFigures]:
+    totals: dict[str, ProposerCounts] = {}
+    for counts in (counts for record in records for counts in record.proposers):
+        total = totals.setdefault(_name_of(counts.proposer), ProposerCounts())
+        total.num_spec_steps += counts.num_spec_steps
+        total.num_draft_tokens += counts.num_draft_tokens
+        total.num_accepted_draft_tokens += counts.num_accepted_draft_tokens
+    return {
+        name: ProposerFigures(
+            num_spec_steps=total.num_spec_steps,
+            num_draft_tokens=total.num_draft_tokens,
+            num_accepted_draft_tokens=total.num_accepted_draft_tokens,
+        )
+        for name, total in totals.items()
+    }
+
+
+def _name_of(number: int) -> str:
+    """Name a proposer; an orchestrator of a newer build may have others."""
+    return next(iter(unpack_methods([number])), "unknown")
 
 
 def _histogram(records: Sequence[SpeculationRecord], num_spec_steps: int) -> list[int]:

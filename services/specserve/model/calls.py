@@ -43,10 +43,12 @@ class CallState:
         self.emitted: list[Reply] = []
         self.is_cancelled = False
         self.prefix_cached_tokens = 0
+        self.hidden_tokens = 0
+        self.hidden_s = 0.0
         self._feed = feed
         self._num_fed = 0
         self._started_at: float | None = None
-        self._forward_s = 0.0
+        self.forward_s = 0.0
         self._batch_size = 0
         self._batch_rows = 0
 
@@ -77,14 +79,19 @@ class CallState:
 
     def note_forward(self, forward_s: float, batch_size: int, rows: int) -> None:
         """Record a forward this call took part in."""
-        self._forward_s += forward_s
+        self.forward_s += forward_s
         self._batch_size, self._batch_rows = batch_size, rows
 
     def timing(self) -> CallTiming:
         """Return where the time went."""
         started_at = self.arrived_at if self._started_at is None else self._started_at
         return CallTiming(
-            started_at - self.arrived_at, self._forward_s, self._batch_size, self._batch_rows
+            started_at - self.arrived_at,
+            self.forward_s,
+            self._batch_size,
+            self._batch_rows,
+            self.hidden_tokens,
+            self.hidden_s,
         )
 
     def finish(self) -> Reply:

@@ -16,8 +16,7 @@ from specserve.config import EngineConfig, SpeculativeConfig
 from specserve.errors import PeerUnavailable, SpecServeError
 from specserve.model.device_base import BaseDevice, Device
 from specserve.model.device_pipe import ProcessDevice
-from specserve.model.engine_base import Message, Role
-from specserve.model.messages import Shutdown
+from specserve.model.messages import Message, Role, Shutdown
 
 __all__ = ["Device", "ProcessDevice", "ThreadDevice", "create_device"]
 
@@ -78,16 +77,9 @@ class ThreadDevice(BaseDevice):
 
 
 def create_device(
-    config: EngineConfig | None, role: Role, speculative: SpeculativeConfig | None
+    config: EngineConfig, role: Role, speculative: SpeculativeConfig | None
 ) -> Device:
-    """Make the device that the configuration asks for; `start` loads it.
-
-    Args:
-        config: the engine; None for a draft whose proposer has no model.
-    """
-    if config is None:
-        limit = None if speculative is None else speculative.max_model_len
-        config = EngineConfig(model="ngram", max_model_len=limit)
+    """Make the device that the configuration asks for; `start` loads it."""
     if config.device_mode == "thread":
         return ThreadDevice(config, role, speculative)
     return ProcessDevice(config, role, speculative)

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from specserve.config import EngineConfig, SpeculativeConfig
 from specserve.errors import SpecServeError
-from specserve.model.engine_base import Message, Role
-from specserve.model.messages import EngineLoad, EngineOutput, ModelInfo
+from specserve.model.messages import Arrived, EngineLoad, EngineOutput, Message, ModelInfo, Role
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class BaseDevice(ABC):
     def _flush(self) -> None:
         batch, self._outgoing = tuple(self._outgoing), []
         if batch and not self._is_closed:
-            self._write(batch)
+            self._write((Arrived(time.monotonic()), *batch))
 
     @abstractmethod
     def _write(self, batch: Sequence[Message]) -> None:

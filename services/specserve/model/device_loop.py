@@ -10,11 +10,8 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from specserve.config import EngineConfig, SpeculativeConfig
-from specserve.errors import ConfigurationError
-from specserve.model.engine_base import EngineLike, Message, Role
-from specserve.model.messages import EngineOutput, Shutdown
-from specserve.model.ngram_engine import NgramEngine
-from specserve.model.proposers import NgramProposer
+from specserve.model.engine_base import EngineLike
+from specserve.model.messages import EngineOutput, Message, Role, Shutdown
 from specserve.model.toy import PREFIX as TOY_PREFIX
 
 if TYPE_CHECKING:
@@ -32,19 +29,17 @@ def build_engine(
     Raises:
         SpecServeError: the model is missing, or the configuration is wrong.
     """
-    if role == "draft" and speculative is not None and speculative.method == "ngram":
-        if speculative.prompt_lookup_min > speculative.prompt_lookup_max:
-            raise ConfigurationError(
-                f"prompt_lookup_min {speculative.prompt_lookup_min} is above "
-                f"prompt_lookup_max {speculative.prompt_lookup_max}"
-            )
-        proposer = NgramProposer(speculative.prompt_lookup_min, speculative.prompt_lookup_max)
-        return NgramEngine(proposer, max_model_len=config.max_model_len)
-    # Imported late: torch takes seconds to import, and prompt lookup needs none of it.
+    # Imported late: torch takes seconds to import, and a server with a device process needs none.
     from specserve.model.engine import Engine  # noqa: PLC0415
 
-    top_k = 64 if speculative is None else speculative.draft_sample_top_k
-    return Engine(_load_runner(config), config, role=role, draft_sample_top_k=top_k)
+    speculative = speculative or SpeculativeConfig()
+    return Engine(
+        _load_runner(config),
+        config,
+        role=role,
+        draft_sample_top_k=speculative.draft_sample_top_k,
+        num_cached_outcomes=speculative.num_cached_outcomes,
+    )
 
 
 def run_device(

@@ -16,9 +16,8 @@ from collections.abc import Sequence
 
 from specserve.errors import ModelUnavailable, PeerUnavailable
 from specserve.model.device_base import BaseDevice
-from specserve.model.engine_base import Message
 from specserve.model.framing import RECEIVE_BYTES, FrameReader, encode
-from specserve.model.messages import Shutdown
+from specserve.model.messages import Message, Shutdown
 
 _CLOSE_S = 5.0
 """How long a closed device may finish its forward before it is killed."""

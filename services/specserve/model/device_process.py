@@ -19,9 +19,8 @@ from typing import cast
 from specserve.config import EngineConfig, SpeculativeConfig
 from specserve.errors import ModelUnavailable, PeerUnavailable, SpecServeError
 from specserve.model.device_loop import build_engine, run_device
-from specserve.model.engine_base import Message, Role
 from specserve.model.framing import RECEIVE_BYTES, FrameReader, encode
-from specserve.model.messages import EngineOutput, ModelInfo
+from specserve.model.messages import EngineOutput, Message, ModelInfo, Role, Shutdown
 from specserve.model.toy import PREFIX as TOY_PREFIX
 
 logger = logging.getLogger(__name__)
@@ -33,28 +32,68 @@ class SocketChannel:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._reader = FrameReader()
+        self._early: list[object] = []
+        """Frames that came together with the first one."""
+        self._ending = threading.Lock()
+        self._exit_code: int | None = None
 
     def receive(self, timeout_s: float | None) -> Iterable[Message]:
         """Wait up to timeout_s (None: for ever, 0: not at all) and take what has come."""
-        if timeout_s:
+        if timeout_s and not self._early:
             select.select([self._sock], [], [], timeout_s)
         try:
-            data = self._sock.recv(RECEIVE_BYTES, 0 if timeout_s is None else socket.MSG_DONTWAIT)
+            frames = self._receive(0 if timeout_s is None else socket.MSG_DONTWAIT)
         except BlockingIOError:
             return ()
-        if not data:
-            raise EOFError
-        batches = cast(list[tuple[Message, ...]], self._reader.feed(data))
+        batches = cast(list[tuple[Message, ...]], frames)
         return [message for batch in batches for message in batch]
 
     def receive_start(self) -> tuple[EngineConfig, Role, SpeculativeConfig | None]:
         """Wait for the first frame: what to load."""
-        while True:
-            data = self._sock.recv(RECEIVE_BYTES)
-            if not data:
-                raise EOFError
-            for start in self._reader.feed(data):
-                return cast(tuple[EngineConfig, Role, SpeculativeConfig | None], start)
+        while not (frames := self._receive()):
+            pass
+        start, *self._early = frames
+        return cast(tuple[EngineConfig, Role, SpeculativeConfig | None], start)
+
+    def farewell(self) -> int:
+        """Give the exit code of a device whose server is gone, and say so, once.
+
+        0, and silent, when Shutdown waits unread: the server has not died, it has closed us. Both
+        the loop and the loader's watch may come here.
+        """
+        with self._ending:
+            if self._exit_code is None:
+                self._exit_code = 0 if self._was_told_to_stop() else 1
+                if self._exit_code:
+                    logger.warning("the server is gone, and its device ends too")
+            return self._exit_code
+
+    def _was_told_to_stop(self) -> bool:
+        try:
+            while True:
+                for batch in self._receive(socket.MSG_DONTWAIT):
+                    if any(isinstance(message, Shutdown) for message in cast(tuple[object], batch)):
+                        return True
+        except (EOFError, BlockingIOError):
+            return False
+
+    def _receive(self, flags: int = 0) -> list[object]:
+        """Read the frames that are complete.
+
+        Raises:
+            EOFError: the server is gone, be it that it closed the pipe or was killed with our
+                replies unread.
+        """
+        if self._early:
+            early, self._early = self._early, []
+            return early
+        try:
+            data = self._sock.recv(RECEIVE_BYTES, flags)
+        except ConnectionResetError as error:
+            raise EOFError from error
+        if not data:
+            raise EOFError
+        return self._reader.feed(data)
 
     def send(self, output: EngineOutput | ModelInfo | SpecServeError) -> None:
         """Write one frame; blocks while the server is slow to read."""
@@ -71,11 +110,11 @@ def main(fd: int) -> None:
     sock = socket.socket(fileno=fd)
     channel = SocketChannel(sock)
     loaded = threading.Event()
-    threading.Thread(target=_exit_with_parent, args=(sock, loaded), daemon=True).start()
+    threading.Thread(target=_exit_with_parent, args=(sock, channel, loaded), daemon=True).start()
     try:
         serve(channel, loaded)
     except EOFError:
-        logger.info("the server is gone")
+        sys.exit(channel.farewell())
     finally:
         sock.close()
 
@@ -110,10 +149,10 @@ def serve(channel: SocketChannel, loaded: threading.Event) -> None:
         sys.exit(1)
 
 
-def _exit_with_parent(sock: socket.socket, loaded: threading.Event) -> None:
+def _exit_with_parent(sock: socket.socket, channel: SocketChannel, loaded: threading.Event) -> None:
     """End the process if the parent goes while a model loads; the loop itself sees it later."""
     poll = select.poll()
     poll.register(sock, select.POLLRDHUP)
     while not loaded.is_set():
-        if poll.poll(200):
-            os._exit(1)
+        if poll.poll(200) and not loaded.is_set():
+            os._exit(channel.farewell())

@@ -6,15 +6,28 @@ Knows one session's draws; knows no batch and no logits.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from specserve.errors import NonFiniteLogits
 from specserve.model.calls import CallState
 from specserve.model.messages import ProposeCall, ProposeReply
+from specserve.model.row_top import RowTops
 from specserve.model.session import KvSession
 from specserve.speculation.scoring import DraftDraw, DraftRow
 from specserve.speculation.types import SparseProbs
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedToken:
+    """A drawn draft token and the row it was drawn from."""
+
+    draw: DraftDraw
+    tops: RowTops | None
+    """Head of the rows of its forward; None where no outcome is foreseen."""
+    row: int
+    """Its row among them."""
 
 
 class ProposeState(CallState):
@@ -32,7 +45,20 @@ class ProposeState(CallState):
     ) -> None:
         super().__init__(session, call, feed, now)
         self._num_speculative_tokens = num_speculative_tokens
-        self._draws: list[DraftDraw] = []
+        self.drafted: list[DraftedToken] = []
+
+    def resume(self, drafted: Sequence[DraftedToken], forward_s: Sequence[float]) -> None:
+        """Take over tokens that were drafted before the call came; the session holds their KV.
+
+        Args:
+            drafted: the first tokens of what this call would draw, at least one.
+            forward_s: seconds of the forward that drew each.
+        """
+        self.drafted = list(drafted[: self._num_speculative_tokens])
+        self.hidden_tokens = len(self.drafted)
+        self.hidden_s = sum(forward_s[: self.hidden_tokens])
+        if len(self.drafted) < self._num_speculative_tokens:
+            self.continue_with(self.drafted[-1].draw.token_id)
 
     def cancel(self) -> bool:
         """Draw no further token. What was drawn is kept: it may not depend on its own value.
@@ -41,38 +67,37 @@ class ProposeState(CallState):
         """
         self.is_cancelled = True
         self.num_rows = 0
-        return bool(self._draws)
+        return bool(self.drafted)
 
     def draft_row(self) -> DraftRow:
         """Return the keys of the token to draw next."""
-        row = len(self._draws)
+        row = len(self.drafted)
         return DraftRow(
             self.session.opening.sampling, self.committed_length + row, self.committed_length, row
         )
 
-    def drawn(self, draw: DraftDraw) -> ProposeReply | None:
+    def drawn(self, token: DraftedToken) -> ProposeReply | None:
         """Take the drawn token; answer when it was the last.
 
         Raises:
             NonFiniteLogits: not even the first row was usable.
         """
-        if draw.token_id < 0:
-            if not self._draws:
+        if token.draw.token_id < 0:
+            if not self.drafted:
                 raise NonFiniteLogits(self.call.session_id, 0)
             # Keeping the drawn tokens and stopping is exact; dropping them because of what they
             # led to would not be.
             return self.finish()
-        self._draws.append(draw)
-        if len(self._draws) < self._num_speculative_tokens and not self.is_cancelled:
-            self.continue_with(draw.token_id)
+        self.drafted.append(token)
+        if len(self.drafted) < self._num_speculative_tokens and not self.is_cancelled:
+            self.continue_with(token.draw.token_id)
             return None
         return self.finish()
 
     def finish(self) -> ProposeReply:
         """Answer with the tokens drawn so far."""
-        return self.propose_reply(
-            tuple(draw.token_id for draw in self._draws), _sparse_probs(self._draws)
-        )
+        draws = [token.draw for token in self.drafted]
+        return self.propose_reply(tuple(draw.token_id for draw in draws), _sparse_probs(draws))
 
 
 def _sparse_probs(draws: Sequence[DraftDraw]) -> SparseProbs | None:

@@ -16,7 +16,8 @@ from specserve.config import EngineConfig
 from specserve.errors import NonFiniteLogits
 from specserve.model.calls import CallState
 from specserve.model.draft_calls import ProposeState
-from specserve.model.engine_base import EngineBase, Role
+from specserve.model.engine_base import EngineBase
+from specserve.model.forward_times import ForwardTimes
 from specserve.model.kv_cache import BlockPool, BlockTable
 from specserve.model.messages import (
     Call,
@@ -25,9 +26,12 @@ from specserve.model.messages import (
     ModelInfo,
     ProposeCall,
     Reply,
+    Role,
 )
+from specserve.model.outcome_drafter import OutcomeDrafter, draw_tokens
+from specserve.model.outcome_plan import AheadForward
 from specserve.model.runner import Runner, SequenceSlice
-from specserve.model.sampler import draw_proposals, score_rows
+from specserve.model.sampler import score_rows
 from specserve.model.scheduler import PlannedSlice, Scheduler, skip_cached
 from specserve.model.session import KvSession
 from specserve.model.target_calls import DecodeState, TargetState, VerifyState
@@ -48,6 +52,7 @@ class Engine(EngineBase):
         *,
         role: Role,
         draft_sample_top_k: int = 64,
+        num_cached_outcomes: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         info = runner.info
@@ -60,6 +65,8 @@ class Engine(EngineBase):
             fingerprint=f"{info.weights_fingerprint} {info.dtype}",
             enable_prefix_caching=config.enable_prefix_caching,
         )
+        self._max_num_seqs = config.max_num_seqs
+        self._max_num_batched_tokens = config.max_num_batched_tokens
         super().__init__(
             role=role,
             clock=clock,
@@ -67,12 +74,30 @@ class Engine(EngineBase):
             vocab_size=info.vocab_size,
             max_length=min(info.max_model_len, info.num_blocks * info.block_size),
         )
+        self._times = ForwardTimes()
+        self._ahead = (
+            OutcomeDrafter(
+                runner,
+                self._pool,
+                self._times,
+                self._sessions,
+                num_outcomes=num_cached_outcomes,
+                draft_sample_top_k=draft_sample_top_k,
+                max_num_rows=min(config.max_num_seqs, config.max_num_batched_tokens),
+                max_length=self._max_length,
+                clock=clock,
+            )
+            if num_cached_outcomes and role == "draft"
+            else None
+        )
         self._scheduler = Scheduler(
             self._pool,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             copy_block=runner.copy_block,
             preempt=self._preempt,
+            times=self._times,
+            reclaim=self._reclaim,
         )
 
     @property
@@ -83,12 +108,14 @@ class Engine(EngineBase):
     @property
     def load(self) -> EngineLoad:
         """How busy the engine is."""
+        ahead = self._ahead
         return EngineLoad(
-            num_free_blocks=self._pool.num_free,
+            num_free_blocks=self._pool.num_free + (0 if ahead is None else ahead.num_blocks),
             num_blocks=self._pool.num_blocks,
             num_sessions=len(self._sessions),
             num_waiting=sum(not call.is_started for call in self._calls()),
             num_iterations=self._num_iterations,
+            outcomes=None if ahead is None else ahead.counts,
         )
 
     def wait_s(self) -> float | None:
@@ -97,7 +124,7 @@ class Engine(EngineBase):
             return 0.0
         calls = self._calls()
         if not calls:
-            return None
+            return None if self._ahead is None else self._ahead.wait_s()
         now = self._clock()
         if now < self._blocked_until:
             return self._blocked_until - now
@@ -109,7 +136,12 @@ class Engine(EngineBase):
             return None
         if self._outbox:
             return self._flush()
-        plan = self._scheduler.plan(self._calls(), self._sessions)
+        calls = self._calls()
+        if not calls and self._ahead is not None:
+            self._ahead.run()
+            self._num_iterations += 1
+            return None
+        plan = self._scheduler.plan(calls, self._sessions)
         if plan:
             self._run(plan)
         for call in self._calls():
@@ -135,9 +167,14 @@ class Engine(EngineBase):
         max_length = self._max_length
         committed_length = call.keep_length + len(call.append_token_ids)
         if isinstance(call, ProposeCall):
+            branch = None if self._ahead is None else self._ahead.take(session, call, now)
             num_tokens = min(call.num_speculative_tokens, max_length - committed_length)
             if num_tokens <= 0:
                 return CallState(session, call, _feed(session, call, wants_row=False), now)
+            if branch is not None:
+                state = ProposeState(session, call, (), now, num_tokens)
+                state.resume(branch.drafted, branch.forward_s)
+                return state
             feed = _feed(session, call, wants_row=True)
             return ProposeState(session, call, feed, now, num_tokens)
         if call.append_only:
@@ -152,16 +189,20 @@ class Engine(EngineBase):
         num_tokens = sum(item.num_tokens for item in plan)
         for item in plan:
             item.call.note_start(started_at)
-        logits = self._runner.forward([_slice(item) for item in plan])
+        riding = self._riding(plan, num_tokens)
+        extra = [] if riding is None else riding.slices()
+        logits = self._runner.forward([_slice(item) for item in plan] + extra)
         for item in plan:
             item.call.advance(item.num_tokens)
             self._publish(item.call)
         wanted = [item.call for item in plan if item.num_rows]
         answers = (
-            self._draw(wanted, logits) if self._role == "draft" else self._score(wanted, logits)
+            self._draw(wanted, logits, riding, started_at)
+            if self._role == "draft"
+            else self._score(wanted, logits)
         )
         forward_s = self._clock() - started_at
-        self._scheduler.note_forward(num_tokens, forward_s)
+        self._times.note(num_tokens + len(extra), forward_s)
         for item in plan:
             item.call.note_forward(forward_s, len(plan), num_tokens)
         for call, answer in zip(wanted, answers, strict=True):
@@ -173,15 +214,36 @@ class Engine(EngineBase):
                 if reply is not None:
                     self._emit(call, reply)
 
-    def _draw(self, calls: Sequence[CallState], logits: torch.Tensor) -> list[_Answer]:
-        """Draw the next token of every proposing session."""
+    def _riding(self, plan: Sequence[PlannedSlice], num_tokens: int) -> AheadForward | None:
+        """Choose rows to draft ahead in the forward of a plan."""
+        if self._ahead is None:
+            return None
+        room = min(self._max_num_seqs - len(plan), self._max_num_batched_tokens - num_tokens)
+        return self._ahead.riding(num_tokens, len(plan), room)
+
+    def _draw(
+        self,
+        calls: Sequence[CallState],
+        logits: torch.Tensor,
+        riding: AheadForward | None,
+        started_at: float,
+    ) -> list[_Answer]:
+        """Draw the next token of every proposing session, and of the branches that ride along."""
         drafting = [call for call in calls if isinstance(call, ProposeState)]
-        if not drafting:
-            return []
         rows = [call.draft_row() for call in drafting]
-        top_k, token_ids = self._draft_sample_top_k, self._runner.logit_token_ids
-        draws = draw_proposals(logits, rows, top_k, token_ids)
-        return [partial(call.drawn, draw) for call, draw in zip(drafting, draws, strict=True)]
+        if riding is not None:
+            rows += riding.draft_rows()
+        tokens, tops = draw_tokens(
+            self._runner,
+            logits,
+            rows,
+            self._draft_sample_top_k,
+            keep_tops=self._ahead is not None,
+        )
+        if riding is not None and self._ahead is not None:
+            forward_s = self._clock() - started_at
+            self._ahead.take_drawn(riding, tokens[len(drafting) :], tops, forward_s)
+        return [partial(call.drawn, token) for call, token in zip(drafting, tokens, strict=False)]
 
     def _score(self, calls: Sequence[CallState], logits: torch.Tensor) -> list[_Answer]:
         """Score the rows of every verifying or decoding session."""
@@ -195,6 +257,14 @@ class Engine(EngineBase):
             start, end = end, end + call.num_rows
             answers.append(partial(call.scored, scores[start:end], now))
         return answers
+
+    def _emit(self, state: CallState, reply: Reply) -> None:
+        super()._emit(state, reply)
+        if self._ahead is not None and isinstance(state, ProposeState):
+            self._ahead.look_ahead(state)
+
+    def _reclaim(self) -> bool:
+        return self._ahead is not None and self._ahead.reclaim()
 
     def _publish(self, call: CallState) -> None:
         session = call.session

@@ -5,10 +5,11 @@ Knows the session rules and the replies; knows no logits and no blocks' content.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal, Protocol
+from typing import Protocol
 
 from specserve.errors import (
     DeadlineExpired,
@@ -21,25 +22,24 @@ from specserve.model.calls import CallState
 from specserve.model.draft_calls import ProposeState
 from specserve.model.kv_cache import BlockTable
 from specserve.model.messages import (
+    Arrived,
     Call,
     CallFailed,
     Cancel,
     EngineLoad,
     EngineOutput,
+    Message,
     ModelInfo,
     ProposeCall,
     Release,
     Reply,
+    Role,
     SessionOpening,
-    Shutdown,
     VerifyCall,
     VerifyReply,
 )
 from specserve.model.session import KvSession
 from specserve.model.session_table import SessionTable
-
-Message = Call | Cancel | Release | Shutdown
-Role = Literal["draft", "target"]
 
 
 class EngineLike(Protocol):
@@ -88,6 +88,7 @@ class EngineBase(ABC):
         self._num_iterations = 0
         self._blocked_until = 0.0
         """Until then every call waits for blocks, unless a message comes."""
+        self._arrived_at = math.inf
         self._sessions = SessionTable(
             new_blocks=new_blocks,
             answer=self._outbox.append,
@@ -115,8 +116,11 @@ class EngineBase(ABC):
 
     def submit(self, message: Message) -> None:
         """Take a message; answers come from `step`, also for calls that are refused."""
+        if isinstance(message, Arrived):
+            self._arrived_at = message.at
+            return
         self._blocked_until = 0.0
-        now = self._clock()
+        now = min(self._clock(), self._arrived_at)
         if isinstance(message, Cancel):
             self._cancel(message.call_id, now)
         elif isinstance(message, Release):

@@ -85,6 +85,7 @@ class HuggingFaceRunner:
                 layers,
                 row_by_row=row_by_row,
                 num_threads=config.num_threads or torch.get_num_threads(),
+                quantization=config.quantization,
             )
             if weights_bytes >= HUGE_PAGES_FROM_BYTES:
                 collapse_to_huge_pages()

@@ -225,6 +225,19 @@ class BlockTable:
             matched += size
         return matched
 
+    def replace_tail(self, length: int, blocks: Sequence[int]) -> None:
+        """Give back the blocks beyond the last full one within `length` tokens; take these instead.
+
+        Args:
+            blocks: owned by the caller until now; the first holds what the block it replaces held
+                of these tokens.
+        """
+        first = length // self._pool.block_size
+        while len(self.blocks) > first:
+            self._pool.release(self.blocks.pop())
+        del self._keys[first:]
+        self.blocks.extend(blocks)
+
     def fork(self) -> BlockTable:
         """Return a second table over the same blocks; either copies before it writes."""
         other = BlockTable(self._pool)

@@ -6,6 +6,7 @@ Plain values only: no protobuf, no tensors. The servicers translate frames to th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,8 +86,27 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
+class Arrived:
+    """When the messages behind it came; first in each batch that a server hands to its device.
+
+    A device reads nothing during a forward: by its own clock, every call would come at an end of
+    one, and no forward would seem to keep a call waiting.
+    """
+
+    at: float
+    """Seconds of the host's monotonic clock, which all its processes share."""
+
+
+@dataclass(frozen=True, slots=True)
 class Shutdown:
     """End the device loop."""
+
+
+Message = Call | Cancel | Release | Arrived | Shutdown
+"""What goes into a device."""
+
+Role = Literal["draft", "target"]
+"""What a device serves as."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +135,10 @@ class CallTiming:
     """Sessions in its last forward."""
     rows: int
     """Tokens in its last forward, all sessions together."""
+    hidden_tokens: int = 0
+    """Draft tokens that were drafted before the call came: the outcome cache hit."""
+    hidden_s: float = 0.0
+    """Wall time of the forwards that drew them; not part of forward_s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +188,25 @@ class CallFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class OutcomeCounts:
+    """What the outcome cache did since the engine's start."""
+
+    num_hits: int
+    """Propose calls answered, at least in part, with tokens drafted before they came."""
+    num_misses: int
+    """Propose calls whose session was looked ahead of, and that found nothing."""
+    num_hidden_tokens: int
+    """Draft tokens answered that were drafted before their call came."""
+    num_branch_tokens: int
+    """Draft tokens drafted ahead, of use or not."""
+    hidden_s: float
+    """Wall time of the forwards that drew the hidden tokens, added up over calls."""
+    asked_s: float
+    """Wall time of the forwards that these calls waited for all the same, added up over calls: the
+    share of draft time hidden is hidden_s / (hidden_s + asked_s)."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineLoad:
     """Piggybacked on replies, so that routing needs no polling."""
 
@@ -174,6 +217,8 @@ class EngineLoad:
     """Calls not yet in a forward."""
     num_iterations: int
     """Device iterations so far: a hung device stops moving it."""
+    outcomes: OutcomeCounts | None = None
+    """None where no outcome cache is switched on."""
 
 
 Reply = ProposeReply | VerifyReply | CallFailed

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 import torch
 from transformers import PreTrainedModel
 
+from specserve.config import Quantization
 from specserve.errors import ConfigurationError
 from specserve.model.fused_decoder import FusedDecoder
 from specserve.model.kv_pool import KvPool, LayerShape
@@ -32,13 +33,19 @@ _LARGEST_ERROR = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 
 @torch.inference_mode()
 def optimize_for_cpu(
-    model: PreTrainedModel, layers: Sequence[LayerShape], *, row_by_row: bool, num_threads: int
+    model: PreTrainedModel,
+    layers: Sequence[LayerShape],
+    *,
+    row_by_row: bool,
+    num_threads: int,
+    quantization: Quantization,
 ) -> ModelForward:
     """Lay the model's weights out anew, in place, and return the forward to use from now on.
 
     Args:
         row_by_row: no row's bits may depend on its neighbours.
         num_threads: threads that the forward may use.
+        quantization: of the weights, where the model is compiled.
 
     Raises:
         ConfigurationError: the optimised model does not answer like the plain one.
@@ -46,9 +53,10 @@ def optimize_for_cpu(
     plain = PlannedForward(model_forward(model), row_by_row=row_by_row)
     if num_threads == 1 and FusedDecoder.fits(model, layers):
         before = _try_out(plain, model, layers)
-        compiled = _compile(model, layers)
+        compiled = _compile(model, layers, quantization)
         if compiled is not None:
-            _compare(before, _try_out(compiled, model, layers), model)
+            if quantization == "none":
+                _compare(before, _try_out(compiled, model, layers), model)
             return compiled
     return PlannedForward(pack_for_cpu(model, layers), row_by_row=row_by_row)
 
@@ -74,13 +82,17 @@ def pack_for_cpu(model: PreTrainedModel, layers: Sequence[LayerShape]) -> RunPla
     return run
 
 
-def _compile(model: PreTrainedModel, layers: Sequence[LayerShape]) -> ModelForward | None:
+def _compile(
+    model: PreTrainedModel, layers: Sequence[LayerShape], quantization: Quantization
+) -> ModelForward | None:
     """Compile the whole decoder; None where processor, model or packages do not allow it."""
     if find_spec("numba") is None:
         return None
     from specserve.model.compiled.decoder import CompiledDecoder  # noqa: PLC0415 - may be absent
 
-    return CompiledDecoder(model, layers) if CompiledDecoder.fits(model, layers) else None
+    if not CompiledDecoder.fits(model, layers):
+        return None
+    return CompiledDecoder(model, layers, is_int8=quantization == "int8")
 
 
 def _compare(before: torch.Tensor, after: torch.Tensor, model: PreTrainedModel) -> None:

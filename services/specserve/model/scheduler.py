@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from specserve.model.calls import CallState
+from specserve.model.forward_times import ForwardTimes
 from specserve.model.kv_cache import BlockPool, CopyBlock
 from specserve.model.session import KvSession
 
@@ -20,8 +21,6 @@ _PREFILL_SHARE = 4
 
 _LEAST_HELD_FORWARD_S = 1e-3
 """Below this a forward is cheaper than the timer that would hold it."""
-
-_FORWARD_WEIGHT = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +46,24 @@ class Scheduler:
         max_num_batched_tokens: int,
         copy_block: CopyBlock,
         preempt: Callable[[KvSession], None],
+        times: ForwardTimes,
+        reclaim: Callable[[], bool] = lambda: False,
     ) -> None:
         """Build a scheduler.
 
         Args:
             copy_block: copies a block before a write, when others share it.
             preempt: takes a session's blocks away and fails its call.
+            times: what forwards took; the engine keeps it.
+            reclaim: frees blocks that nobody asked for; False when there are none.
         """
         self._pool = pool
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
         self._copy_block = copy_block
         self._preempt = preempt
-        self._forward_s: dict[int, float] = {}
+        self._reclaim = reclaim
+        self._times = times
         self._hold_until: float | None = None
 
     def plan(self, calls: Iterable[CallState], sessions: Iterable[KvSession]) -> list[PlannedSlice]:
@@ -117,13 +121,17 @@ class Scheduler:
                 self._hold_until = None
                 return 0.0
             num_tokens += call.num_remaining
-        forward_s = self.forward_s(num_tokens)
+        forward_s = self._times.expected(num_tokens)
         if not calls or forward_s < _LEAST_HELD_FORWARD_S or len(calls) >= self._max_num_seqs:
             return 0.0
-        expected = (session.next_call_at for session in sessions)
-        waits = sorted(at - now for at in expected if at is not None and 0 < at - now < forward_s)
-        best_gain, best_wait = 0.0, 0.0
-        for count, wait in enumerate(waits, 1):
+        expected = [
+            (wait, 1 / len(waits))
+            for waits in (session.due_in_s(now) for session in sessions)
+            for wait in waits
+        ]
+        count, best_gain, best_wait = 0.0, 0.0, 0.0
+        for wait, share in sorted(expected):
+            count += share
             gain = count * (forward_s - wait) - len(calls) * wait
             if gain > best_gain:
                 best_gain, best_wait = gain, wait
@@ -133,18 +141,6 @@ class Scheduler:
         until = now + best_wait
         self._hold_until = until if self._hold_until is None else min(until, self._hold_until)
         return self._hold_until - now
-
-    def note_forward(self, num_tokens: int, seconds: float) -> None:
-        """Learn the time of a forward with this many tokens."""
-        bucket = num_tokens.bit_length()
-        old = self._forward_s.get(bucket)
-        self._forward_s[bucket] = (
-            seconds if old is None else old + _FORWARD_WEIGHT * (seconds - old)
-        )
-
-    def forward_s(self, num_tokens: int) -> float:
-        """Return the expected time of a forward; 0 while nothing like it was measured."""
-        return self._forward_s.get(num_tokens.bit_length(), 0.0)
 
     def _is_ready(self, call: CallState) -> bool:
         return call.num_remaining <= min(
@@ -189,6 +185,8 @@ class Scheduler:
         if blocks is None:
             return True
         while blocks.num_missing(start, end) > self._pool.num_free:
+            if self._reclaim():
+                continue
             victims = [
                 other
                 for other in sessions

@@ -5,6 +5,7 @@ Knows tokens, lengths and times; knows no logits, no forward and no batch.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,10 +15,27 @@ from specserve.speculation.digest import TokenChain
 
 if TYPE_CHECKING:
     from specserve.model.calls import CallState
+    from specserve.model.outcome_round import RoundAhead
+    from specserve.model.overlap_trial import OverlapTrial
 
-_GAP_WEIGHT = 0.25
+_NUM_GAPS = 8
 _LONGEST_ROUND_GAP_S = 1.0
 """A longer silence is a slow reader or a pause, not the rhythm of rounds."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundBegan:
+    """A Propose call, to tell with the next one how long its round took."""
+
+    at: float
+    committed_length: int
+    num_speculative_tokens: int
+    trial: OverlapTrial
+    """What the round counts for."""
+    turn: int
+    """The trial's, then."""
+    was_foreseen: bool
+    """Whether the round before it was looked ahead of: the call is a hit or a miss."""
 
 
 @dataclass(slots=True, eq=False)
@@ -35,14 +53,18 @@ class KvSession:
     """The tokens whose KV is held: the truth about cached_length."""
     last_step: int = -1
     in_flight: CallState | None = None
+    ahead: RoundAhead | None = None
+    """What is drafted while the target verifies; None while a call is here, or without a cache."""
+    round_began: RoundBegan | None = None
+    """None without an outcome cache."""
     stored_replies: tuple[Reply, ...] = ()
     """What last_step was answered, for a repeated call; empty if it failed."""
     preempted: bool = False
     """The blocks went to another session; the next call is told so."""
     replied_at: float | None = None
-    gap_s: float | None = None
-    """Moving average of the time between a reply and the next call."""
-    gap_deviation_s: float = 0.0
+    gaps_s: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_GAPS))
+    """The last times between a reply and the next call. They need not be alike: a proposal that
+    was drafted ahead comes sooner than one that was not."""
 
     @property
     def cached_length(self) -> int:
@@ -51,6 +73,8 @@ class KvSession:
 
     def truncate(self, length: int) -> None:
         """Forget everything beyond `length` tokens."""
+        if self.ahead is not None:
+            self.ahead.truncated(length)
         self.chain.truncate(length)
         if self.blocks is not None:
             self.blocks.truncate(length)
@@ -59,20 +83,25 @@ class KvSession:
         """Learn this session's rhythm from a new call."""
         if self.replied_at is None:
             return
-        gap = now - self.replied_at
+        # A call that came while the answer to the one before was computed has waited for nothing.
+        gap = max(0.0, now - self.replied_at)
         self.replied_at = None
-        if gap > _LONGEST_ROUND_GAP_S:
-            return
-        if self.gap_s is None:
-            self.gap_s, self.gap_deviation_s = gap, gap / 2
-        else:
-            error = gap - self.gap_s
-            self.gap_s += _GAP_WEIGHT * error
-            self.gap_deviation_s += _GAP_WEIGHT * (abs(error) - self.gap_deviation_s)
+        if gap <= _LONGEST_ROUND_GAP_S:
+            self.gaps_s.append(gap)
 
-    @property
-    def next_call_at(self) -> float | None:
-        """When the next call should have come; None while one is here or nothing is known."""
-        if self.replied_at is None or self.gap_s is None:
-            return None
-        return self.replied_at + self.gap_s + self.gap_deviation_s
+    def is_active(self, now: float) -> bool:
+        """Tell whether a call is here or may come soon."""
+        return self.in_flight is not None or (
+            self.replied_at is not None and now - self.replied_at < _LONGEST_ROUND_GAP_S
+        )
+
+    def due_in_s(self, now: float) -> list[float]:
+        """Return in how many seconds the next call may come, each as likely as the others.
+
+        Those of the last gaps that are not over yet. Empty while a call is here, while nothing is
+        known, and when the call is later than it ever was.
+        """
+        if self.replied_at is None:
+            return []
+        silent_s = now - self.replied_at
+        return [gap - silent_s for gap in self.gaps_s if gap > silent_s]

@@ -1,7 +1,6 @@
 """The session rules: which calls are let in, joined, answered again or refused.
 
-Shared by the model engine and by the n-gram engine (whose sessions have no blocks). Knows epochs,
-steps and kept lengths; knows no logits, no forward and no batch.
+Knows epochs, steps and kept lengths; knows no logits, no forward and no batch.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import math
 import uuid
 from dataclasses import dataclass, replace
 
+from specserve.config import SpeculativeMethod
 from specserve.errors import ContextOverflow, InvalidRequest
 from specserve.orchestrator.request_state import RequestState
 from specserve.orchestrator.trimming import Trimmer
@@ -33,6 +34,10 @@ class PairLimits:
     """Prompt and output together, in tokens."""
     num_speculative_tokens: int
     """Configured K."""
+    method: SpeculativeMethod | None = None
+    """Configured proposer; None when speculation is off."""
+    methods: tuple[SpeculativeMethod, ...] = ()
+    """Proposers that a request may name."""
 
 
 def admit(
@@ -69,6 +74,7 @@ def admit(
             f"{len(committed)} tokens, fewer than the {max_tokens} that may be output were wanted",
         )
     k = _num_speculative_tokens(request, limits)
+    method = _method(request, limits)
     stop_ids = codec.unpack_ids(request.stop_token_ids, "stop_token_ids")
     _check_ids("stop_token_ids", stop_ids, vocab_size)
     if len(request.stop) > MAX_STOPS or any(not s for s in request.stop):
@@ -92,6 +98,7 @@ def admit(
         max_model_len=limits.max_model_len,
         num_speculative_tokens=k,
         chain=chain,
+        method=method,
     )
     hidden = frozenset() if request.include_special_tokens else vocabulary.table.special_token_ids
     trimmer = Trimmer(vocabulary.table.token_bytes, hidden, ends, request.stop, max_tokens)
@@ -111,6 +118,18 @@ def _num_speculative_tokens(request: generation_pb2.GenerateRequest, limits: Pai
             f"{k}, at most the configured {limits.num_speculative_tokens} was wanted",
         )
     return k
+
+
+def _method(
+    request: generation_pb2.GenerateRequest, limits: PairLimits
+) -> SpeculativeMethod | None:
+    method = codec.unpack_method(request.speculative_method)
+    if method is None:
+        return limits.method
+    if method not in limits.methods:
+        choices = " or ".join(limits.methods) or "none, for speculation is off"
+        raise InvalidRequest("speculative_method", f"{method}; this deployment offers {choices}")
+    return method
 
 
 def _check_ids(field: str, token_ids: tuple[int, ...], vocab_size: int) -> None:

@@ -11,20 +11,18 @@ from dataclasses import dataclass
 from opentelemetry import trace
 
 from specserve import telemetry
-from specserve.config import OrchestratorConfig
 from specserve.errors import PeerUnavailable
-from specserve.orchestrator.draft_session import NOTHING_DRAFTED, Drafted, DraftSession
+from specserve.orchestrator.proposer import NOTHING_DRAFTED, Drafted, Proposer
 from specserve.orchestrator.record import Record, TokenOrigin, origins_of
+from specserve.orchestrator.request_length import RequestLength
 from specserve.orchestrator.request_state import RequestState
-from specserve.orchestrator.target_session import Scored, TargetSession
+from specserve.orchestrator.target_call import Scored
+from specserve.orchestrator.target_session import TargetSession
 from specserve.orchestrator.trimming import Emission, Trimmer
 from specserve.rpc.v1 import target_pb2
 from specserve.speculation.acceptance import accept
 from specserve.speculation.randomness import Purpose, RoundUniforms
-from specserve.speculation.types import AcceptanceRule, Proposal, Verification
-
-NUM_STEPS_WITHOUT_DRAFT = 4
-"""Tokens decoded ahead while a draft is late or lost: few, so that it is soon asked again."""
+from specserve.speculation.types import AcceptanceRule, Verification
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,54 +37,47 @@ class Committed:
 
 
 class Decoder:
-    """Decodes one request over a draft session (or none) and a target session."""
+    """Decodes one request over a proposer (or none) and a target session."""
 
     def __init__(
         self,
         state: RequestState,
         target: TargetSession,
-        draft: DraftSession | None,
+        proposer: Proposer | None,
         trimmer: Trimmer,
-        config: OrchestratorConfig,
+        length: RequestLength,
         span: trace.Span,
     ) -> None:
         self.record = Record()
         self._state = state
         self._target = target
-        self._draft = draft
+        self._proposer = proposer
         self._trimmer = trimmer
-        self._config = config
+        self._length = length
         self._span = span
         self._tracer = trace.get_tracer("specserve.orchestrator")
 
     async def decode(self) -> AsyncGenerator[Committed, None]:
         """Yield committed blocks until the request is finished.
 
-        Closing the iterator leaves both sessions to `close`.
+        Closing the iterator leaves the proposer and the target session to `close`.
         """
         finished = False
-        first = True
         while not finished:
-            drafted, num_steps = NOTHING_DRAFTED, self._num_plain_steps()
             span = self._start_round()
             traceparent = telemetry.to_traceparent(span)
             try:
-                if not first:
-                    drafted = await self._propose(traceparent)
-                elif self._catch_up(traceparent):
-                    # Prompt prefill and the first token; the draft appends the prompt beside it.
-                    num_steps = 1
-                proposal = drafted.proposal
+                drafted = await self._propose(traceparent)
+                proposal, num_steps = drafted.proposal, self._length.choice.num_steps
                 scored = await self._target.verify(
                     proposal, 1 if proposal.draft_token_ids else num_steps, traceparent
                 )
             except BaseException:
                 span.end()
                 raise
-            first = False
             while True:
                 committed = self._commit(drafted, scored)
-                self._end_round(span, proposal, committed)
+                self._end_round(span, drafted, committed)
                 finished = committed.emission.finish_reason is not None
                 if finished and scored.more_follows:
                     self._target.give_up_decode_ahead()
@@ -100,49 +91,33 @@ class Decoder:
                     break
 
     def close(self) -> None:
-        """Free both sessions. Idempotent."""
+        """Free both sides. Idempotent."""
+        self._length.close()
         self._target.close()
-        if self._draft is not None:
-            self._draft.close()
-
-    def _num_plain_steps(self) -> int:
-        state = self._state
-        wanted = self._config.num_decode_steps
-        if self._draft is not None and state.num_speculative_tokens > 0:
-            wanted = min(wanted, NUM_STEPS_WITHOUT_DRAFT)
-        return max(1, min(wanted, state.num_remaining_tokens))
-
-    def _catch_up(self, traceparent: str) -> bool:
-        """Let the draft append what is committed, without waiting for it; False without one."""
-        draft, state = self._draft, self._state
-        # With two tokens left the first round leaves one, and one needs no draft.
-        if draft is None or state.num_remaining_tokens < 3 or draft.busy or not draft.attach():
-            return False
-        if draft.max_model_len and state.committed_length >= draft.max_model_len:
-            return False
-        draft.start(0, traceparent, self._config.draft_timeout_s)
-        return True
+        if self._proposer is not None:
+            self._proposer.close()
 
     async def _propose(self, traceparent: str) -> Drafted:
-        draft, state = self._draft, self._state
-        if draft is None or draft.busy or not draft.attach():
+        k = self._length.plan(traceparent).num_speculative_tokens
+        if self._proposer is None or k == 0:
             return NOTHING_DRAFTED
-        k = state.plan_num_speculative_tokens(draft.max_model_len)
-        if k == 0:
-            return NOTHING_DRAFTED
-        draft.start(k, traceparent, self._config.draft_timeout_s)
-        return await draft.collect(self._config.draft_timeout_s)
+        drafted = await self._proposer.propose(k, traceparent)
+        self._length.proposed(drafted)
+        return drafted
 
     def _commit(self, drafted: Drafted, scored: Scored) -> Committed:
         state, proposal = self._state, drafted.proposal
         verdict = self._decide(drafted, scored)
         token_ids = state.commit(proposal, verdict)
+        self._length.scored(scored, verdict.num_accepted)
         self._target.settle()
-        if self._draft is not None:
-            self._draft.settle()
+        if self._proposer is not None:
+            self._proposer.settle()
         emission = self._trimmer.take(token_ids)
         origins = origins_of(len(proposal.draft_token_ids), verdict)[: emission.num_tokens]
-        self.record.add(len(proposal.draft_token_ids), origins)
+        choice = self._length.choice
+        self.record.add(len(proposal.draft_token_ids), origins, drafted.proposer)
+        self.record.add_choice(choice.num_speculative_tokens, choice.reason)
         self.record.draft_s += drafted.wait_s
         self.record.verify_s += scored.wait_s
         return Committed(
@@ -176,14 +151,16 @@ class Decoder:
             telemetry.SPAN_ROUND, context=trace.set_span_in_context(self._span)
         )
 
-    def _end_round(self, span: trace.Span, proposal: Proposal, committed: Committed) -> None:
+    def _end_round(self, span: trace.Span, drafted: Drafted, committed: Committed) -> None:
         if span.is_recording():
-            state = self._state
+            state, choice = self._state, self._length.choice
             span.set_attributes(
                 {
-                    telemetry.ATTRIBUTE_NUM_SPECULATIVE_TOKENS: state.num_speculative_tokens,
-                    telemetry.ATTRIBUTE_NUM_DRAFT_TOKENS: len(proposal.draft_token_ids),
+                    telemetry.ATTRIBUTE_NUM_SPECULATIVE_TOKENS: choice.num_speculative_tokens,
+                    telemetry.ATTRIBUTE_LENGTH_REASON: choice.reason,
+                    telemetry.ATTRIBUTE_NUM_DRAFT_TOKENS: len(drafted.proposal.draft_token_ids),
                     telemetry.ATTRIBUTE_NUM_ACCEPTED_TOKENS: committed.num_accepted,
+                    telemetry.ATTRIBUTE_PROPOSER: drafted.proposer or "",
                     telemetry.ATTRIBUTE_COMMITTED_LENGTH: state.committed_length,
                     telemetry.ATTRIBUTE_TARGET_CACHED_LENGTH: state.target.cached_length,
                     telemetry.ATTRIBUTE_DRAFT_CACHED_LENGTH: state.draft.cached_length,

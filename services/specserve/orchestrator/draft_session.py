@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from specserve.errors import CacheMismatch, InvalidProposal, SpecServeError
 from specserve.orchestrator.pool import DraftLink, Pool
+from specserve.orchestrator.proposer import EMPTY_PROPOSAL, NOTHING_DRAFTED, Drafted
 from specserve.orchestrator.request_state import CallPlan, RequestState
 from specserve.rpc import codec, status
 from specserve.rpc.pending import PendingCall
@@ -22,35 +22,26 @@ from specserve.speculation.types import AcceptanceRule, Proposal
 
 logger = logging.getLogger(__name__)
 
-EMPTY_PROPOSAL = Proposal((), None)
-
 REATTACH_S = 0.5
 """Pause before a session that lost its draft tries another."""
 
 
-@dataclass(frozen=True, slots=True)
-class Drafted:
-    """What a round got from its draft."""
-
-    proposal: Proposal
-    token_probs: tuple[float, ...] | None
-    """[K] q of each draft token; None where the rule needs none."""
-    timing: common_pb2.CallTiming | None
-    """None when nothing came."""
-    wait_s: float
-
-
-NOTHING_DRAFTED = Drafted(EMPTY_PROPOSAL, None, None, 0.0)
+NUM_STEPS_WITHOUT_DRAFT = 4
+"""Tokens decoded ahead while a draft is late or lost: few, so that it is soon asked again."""
 
 
 class DraftSession:
-    """The draft side of one request."""
+    """The draft side of one request (a `Proposer`)."""
+
+    num_steps_without = NUM_STEPS_WITHOUT_DRAFT
 
     def __init__(
         self,
         state: RequestState,
         pool: Pool[draft_pb2.ProposeCall, draft_pb2.ProposeReply],
         opening: common_pb2.SessionOpening,
+        *,
+        timeout_s: float,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.link: DraftLink | None = None
@@ -61,6 +52,7 @@ class DraftSession:
         self._state = state
         self._pool = pool
         self._opening = opening
+        self._timeout_s = timeout_s
         self._clock = clock
         self._pending: PendingCall[draft_pb2.ProposeCall, draft_pb2.ProposeReply] | None = None
         self._plan: CallPlan | None = None
@@ -76,16 +68,40 @@ class DraftSession:
         return self.link.model.max_model_len if self.link and self.link.model else 0
 
     @property
-    def busy(self) -> bool:
-        """A call is still in flight (a late proposal, a long prompt)."""
-        self._absorb_finished()
+    def is_busy(self) -> bool:
+        """Whether a call is in flight."""
         return self._pending is not None
 
-    def attach(self) -> bool:
+    @property
+    def num_behind(self) -> int:
+        """Committed tokens whose KV the draft is not known to hold."""
+        return self._state.committed_length - self._state.draft.cached_length
+
+    def ready(self) -> bool:
+        """Say whether a call can be sent: none is in flight, and a draft is attached."""
+        self._absorb_finished()  # a late proposal, a long prompt
+        return self._pending is None and self._attach()
+
+    def catch_up(self, traceparent: str) -> bool:
+        """Let the draft append what is committed, without waiting for it; False without one."""
+        # With two tokens left the first round leaves one, and one needs no draft.
+        if self._state.num_remaining_tokens < 3 or not self.ready():
+            return False
+        if self.max_model_len and self._state.committed_length >= self.max_model_len:
+            return False
+        self._start(0, traceparent)
+        return True
+
+    async def propose(self, num_speculative_tokens: int, traceparent: str) -> Drafted:
+        """Append what is committed and draft; empty when it is late, lost or wrong."""
+        self._start(num_speculative_tokens, traceparent)
+        return await self._collect()
+
+    def _attach(self) -> bool:
         """Have a usable draft; False means target-only for now."""
         link = self.link
         if link is not None:
-            if self._pool.may_use(link):
+            if self._pool.may_use(link) and self._pool.successor(link) is None:
                 return True
             if link.is_returning:
                 return False  # what it holds is worth a few target-only rounds
@@ -95,7 +111,7 @@ class DraftSession:
         self.link = self._pool.choose()
         return self.link is not None
 
-    def start(self, num_speculative_tokens: int, traceparent: str, timeout_s: float) -> None:
+    def _start(self, num_speculative_tokens: int, traceparent: str) -> None:
         """Send a call: append what is committed, then draft K tokens (0 only appends)."""
         if self.link is None or self._pending is not None:
             return
@@ -115,7 +131,7 @@ class DraftSession:
                 keep_digest=plan.keep_digest,
                 append_token_ids=codec.pack_ids(plan.append_token_ids),
                 opening=self._opening if plan.opens else None,
-                timeout_s=timeout_s,
+                timeout_s=self._timeout_s,
                 traceparent=traceparent,
             ),
             num_speculative_tokens=num_speculative_tokens,
@@ -126,26 +142,32 @@ class DraftSession:
         self._unread = None
         self._pending = self.link.send(call, call_id)
 
-    async def collect(self, timeout_s: float) -> Drafted:
+    async def _collect(self) -> Drafted:
         """Wait for the proposal; an empty one when it is late, lost or wrong."""
         pending = self._pending
         began = self._clock()
         if pending is None:
             return NOTHING_DRAFTED
         try:
-            reply = await pending.next(timeout_s)
+            reply = await pending.next(self._timeout_s)
         except TimeoutError:
             self.num_late += 1
             if self.link is not None:
                 # The draft stops before its next token; its append completes and is reported.
                 self.link.hurry(pending.call_id)
-            return Drafted(EMPTY_PROPOSAL, None, None, self._clock() - began)
+            return self._drafted(EMPTY_PROPOSAL, None, began)
         except SpecServeError as error:
             self._on_error(error)
-            return Drafted(EMPTY_PROPOSAL, None, None, self._clock() - began)
+            return self._drafted(EMPTY_PROPOSAL, None, began)
         proposal = self._take(reply)
+        return self._drafted(proposal, reply.timing, began)
+
+    def _drafted(
+        self, proposal: Proposal, timing: common_pb2.CallTiming | None, began: float
+    ) -> Drafted:
         token_probs = self._token_probs if proposal.draft_token_ids else None
-        return Drafted(proposal, token_probs, reply.timing, self._clock() - began)
+        wait_s = self._clock() - began
+        return Drafted(proposal, token_probs, timing, wait_s, "draft_model")
 
     def _absorb_finished(self) -> None:
         """Take a late reply: it moves cached_length; its draft tokens are of no use any more."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 
-from specserve.config import OrchestratorConfig
+from specserve.config import OrchestratorConfig, SpeculativeMethod
 from specserve.errors import ModelMismatch, PeerUnavailable, SpecServeError
 from specserve.orchestrator.pool import DRAFT_KIND, TARGET_KIND, Pool, model_of
 from specserve.orchestrator.vocabulary import (
@@ -39,7 +39,8 @@ class Pair:
             TARGET_KIND, heartbeat_s=config.heartbeat_s, hang_s=config.device_hang_s
         )
         self.drafts: Pool[draft_pb2.ProposeCall, draft_pb2.ProposeReply] | None = None
-        if config.speculative is not None and config.speculative.num_speculative_tokens > 0:
+        speculative = config.speculative
+        if speculative is not None and speculative.methods and speculative.needs_draft_model:
             self.drafts = Pool(
                 DRAFT_KIND, heartbeat_s=config.heartbeat_s, hang_s=config.device_hang_s
             )
@@ -96,6 +97,24 @@ class Pair:
                 if link.model is not None and link.model.max_num_speculative_tokens:
                     k = min(k, link.model.max_num_speculative_tokens)
         return k
+
+    @property
+    def method(self) -> SpeculativeMethod | None:
+        """Configured proposer; None when speculation is off."""
+        speculative = self._config.speculative
+        return speculative.method if speculative is not None and speculative.methods else None
+
+    @property
+    def methods(self) -> tuple[SpeculativeMethod, ...]:
+        """Proposers that a request may name."""
+        return self._config.speculative.methods if self._config.speculative is not None else ()
+
+    @property
+    def may_draft(self) -> bool:
+        """Whether a round can have draft tokens at present."""
+        # Without its draft a cascade still has its suffix guesses.
+        has_draft = self.drafts is not None and bool(self.drafts.usable())
+        return self.method is not None and (has_draft or self.method != "draft_model")
 
     async def wait_ready(self, timeout_s: float) -> Vocabulary:
         """Wait for a loaded target.
@@ -187,6 +206,8 @@ class Pair:
                 if self._config.speculative
                 else "auto"
             ),
+            speculative_method=codec.pack_method(self.method),
+            speculative_methods=map(codec.pack_method, self.methods),
         )
         target = next(iter(self.targets.usable()), None)
         draft = next(iter(self.drafts.usable()), None) if self.drafts else None
@@ -198,11 +219,11 @@ class Pair:
         if draft is not None and draft.model is not None:
             response.draft.CopyFrom(draft.model)
         response.reason = self._reason(target, draft)
-        response.speculation_enabled = draft is not None
+        response.speculation_enabled = self.may_draft
         response.ready = (
             target is not None
             and self.vocabulary is not None
-            and (self.drafts is None or response.speculation_enabled or self._was_complete)
+            and (self.drafts is None or draft is not None or self._was_complete)
         )
         self._was_complete = self._was_complete or response.ready
         return response
@@ -211,11 +232,13 @@ class Pair:
         if target is None or self.vocabulary is None:
             refused = "; ".join(self.targets.refusals.values())
             return refused or "no target replica is loaded"
-        if self.drafts is None:
-            return "speculation is off: num_speculative_tokens is 0 or no draft is configured"
-        if draft is None:
-            refused = "; ".join(self.drafts.refusals.values())
-            return f"speculation is off: {refused or 'no draft replica is loaded'}"
+        if self.method is None:
+            return "speculation is off: num_speculative_tokens is 0 or no method is configured"
+        if self.drafts is not None and draft is None:
+            refused = "; ".join(self.drafts.refusals.values()) or "no draft replica is loaded"
+            if self.method == "cascade":
+                return f"only suffix guesses are made: {refused}"
+            return f"speculation is off: {refused}"
         return ""
 
     def replica_statuses(self) -> list[generation_pb2.ReplicaStatus]:

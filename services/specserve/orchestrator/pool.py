@@ -12,7 +12,8 @@ from typing import Generic, TypeVar
 
 from specserve.errors import ProtocolMismatch
 from specserve.rpc.codec import PROTOCOL_VERSION
-from specserve.rpc.link import FrameLink, LinkKind
+from specserve.rpc.link import FrameLink
+from specserve.rpc.link_kind import LinkKind
 from specserve.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -141,6 +142,10 @@ class Pool(Generic[CallT, ReplyT]):
         links = self.usable()
         preferred = [link for link in links if link.address not in avoid] or links
         return min(preferred, key=_burden, default=None)
+
+    def successor(self, link: FrameLink[CallT, ReplyT]) -> FrameLink[CallT, ReplyT] | None:
+        """Choose where a session goes from a replica that drains; None when it stays there."""
+        return self.choose() if link.draining else None
 
     async def wait_for_one(
         self, timeout_s: float, avoid: Collection[str] = ()

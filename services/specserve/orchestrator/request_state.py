@@ -7,8 +7,9 @@ committed_length, and only `absorb_*` (a service's own reply) moves that service
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from specserve.config import SpeculativeMethod
 from specserve.speculation.digest import TokenChain
 from specserve.speculation.types import Proposal, SamplingParams, Verification
 
@@ -37,13 +38,28 @@ class CacheView:
     cached_length: int = 0
     """Committed tokens whose KV the service is known to hold."""
     opened: bool = False
+    last_epoch: int = 1
+    """The highest epoch used on any replica: none is used twice, so that no stored reply of an
+    older call is ever taken for an answer."""
 
     def reopen(self) -> None:
         """Forget the session: the next call opens it anew, on whatever replica."""
-        self.epoch += 1
+        self.last_epoch += 1
+        self.epoch = self.last_epoch
         self.step = 0
         self.cached_length = 0
         self.opened = False
+
+    def leave(self) -> CacheView:
+        """Forget the session as `reopen` does; returns what `return_to` needs to take it up."""
+        left = replace(self)
+        self.reopen()
+        return left
+
+    def return_to(self, left: CacheView) -> None:
+        """Take up a session that was left, on the replica that still holds it."""
+        self.epoch, self.step = left.epoch, left.step
+        self.cached_length, self.opened = left.cached_length, left.opened
 
 
 @dataclass(slots=True)
@@ -64,6 +80,8 @@ class RequestState:
     """K asked for; 0 switches speculation off."""
     chain: TokenChain
     """Every committed token, the prompt first."""
+    method: SpeculativeMethod | None = None
+    """How draft tokens are proposed; None proposes none."""
     target: CacheView = field(default_factory=CacheView)
     draft: CacheView = field(default_factory=CacheView)
 

@@ -70,8 +70,20 @@ def record_message(record: Record, *, detailed: bool) -> generation_pb2.Speculat
         accepted_per_position=record.accepted_per_position,
         draft_s=record.draft_s,
         verify_s=record.verify_s,
+        proposers=[
+            generation_pb2.ProposerCounts(
+                proposer=codec.pack_method(name),
+                num_spec_steps=counts.num_spec_steps,
+                num_draft_tokens=counts.num_draft_tokens,
+                num_accepted_draft_tokens=counts.num_accepted_draft_tokens,
+            )
+            for name, counts in record.proposers.items()
+        ],
     )
     if detailed:
         message.per_step_drafted.extend(record.per_step_drafted)
         message.per_step_accepted.extend(record.per_step_accepted)
+        message.per_step_proposer.extend(
+            codec.pack_method(name) for name in record.per_step_proposer
+        )
     return message

@@ -3,27 +3,45 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 
 import grpc
+from prometheus_client import CollectorRegistry
 
 from specserve import telemetry
 from specserve.config import OrchestratorConfig
+from specserve.orchestrator.admin import AdminServicer
+from specserve.orchestrator.length_control import LengthControl
+from specserve.orchestrator.length_metrics import LengthCollector
 from specserve.orchestrator.pair import Pair
+from specserve.orchestrator.proposers import Proposers
 from specserve.orchestrator.servicer import GenerationServicer
 from specserve.rpc.server import GrpcServer, new_replica_id
-from specserve.rpc.v1 import generation_pb2, generation_pb2_grpc
+from specserve.rpc.v1 import admin_pb2, admin_pb2_grpc, generation_pb2, generation_pb2_grpc
+from specserve.speculation.length_choice import SpeculationMode
+
+logger = logging.getLogger(__name__)
 
 
 class RunningOrchestrator:
     """A started orchestrator (a `RunningService`)."""
 
     def __init__(
-        self, replica_id: str, pair: Pair, servicer: GenerationServicer, server: GrpcServer
+        self,
+        replica_id: str,
+        pair: Pair,
+        servicer: GenerationServicer,
+        length: LengthControl,
+        registry: CollectorRegistry,
+        server: GrpcServer,
     ) -> None:
         self.replica_id = replica_id
         self.pair = pair
         self.servicer = servicer
+        self.length = length
+        self.registry = registry
+        """What /metrics shows."""
         self._server = server
 
     @property
@@ -65,19 +83,35 @@ async def start_orchestrator(config: OrchestratorConfig) -> RunningOrchestrator:
     """Serve; peers may still be loading and are found when they come.
 
     Raises:
-        ConfigurationError: the port cannot be bound.
+        ConfigurationError: the port cannot be bound, or settings contradict one another.
     """
     telemetry.configure_tracing("specserve-orchestrator")
     replica_id = new_replica_id("orchestrator")
     pair = Pair(config)
     metrics = telemetry.RoundMetrics()
-    servicer = GenerationServicer(config, pair, metrics, replica_id)
-    name = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
-    server = GrpcServer(config.server, [name], metrics.registry)
+    proposers = Proposers(config, pair.drafts)
+    length = LengthControl(config)
+    servicer = GenerationServicer(config, pair, proposers, length, metrics, replica_id)
+    metrics.registry.register(
+        LengthCollector(length, lambda: length.mode is not SpeculationMode.OFF and pair.may_draft)
+    )
+    if config.draft_addresses and pair.drafts is None:
+        logger.warning(
+            "draft addresses are given, but no draft will be asked: num_speculative_tokens is 0 "
+            "or the method needs no draft (speculation_enabled %d)",
+            pair.may_draft,
+        )
+    admin = AdminServicer(length, replica_id, lambda: servicer.num_running)
+    names = [
+        generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name,
+        admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name,
+    ]
+    server = GrpcServer(config.server, names, metrics.registry)
 
     def register(grpc_server: grpc.aio.Server) -> None:
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, grpc_server)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, grpc_server)
 
     await server.start(register)
     pair.start()
-    return RunningOrchestrator(replica_id, pair, servicer, server)
+    return RunningOrchestrator(replica_id, pair, servicer, length, metrics.registry, server)

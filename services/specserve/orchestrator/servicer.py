@@ -21,14 +21,18 @@ from specserve.errors import DeadlineExpired, Draining
 from specserve.model.messages import SessionOpening
 from specserve.orchestrator.admission import PairLimits, admit
 from specserve.orchestrator.decode import Decoder
-from specserve.orchestrator.draft_session import DraftSession
+from specserve.orchestrator.length_control import LengthControl
 from specserve.orchestrator.outbox import Outbox
 from specserve.orchestrator.pair import Pair
+from specserve.orchestrator.proposer import Proposer
+from specserve.orchestrator.proposers import Proposers
+from specserve.orchestrator.request_length import RequestLength
 from specserve.orchestrator.responses import block_response, record_message
 from specserve.orchestrator.target_session import TargetSession
 from specserve.orchestrator.vocabulary import Vocabulary
-from specserve.rpc import codec, status
+from specserve.rpc import codec
 from specserve.rpc.v1 import generation_pb2, generation_pb2_grpc
+from specserve.speculation.length_choice import SpeculationMode
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +46,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self,
         config: OrchestratorConfig,
         pair: Pair,
+        proposers: Proposers,
+        length: LengthControl,
         metrics: telemetry.RoundMetrics,
         orchestrator_id: str,
     ) -> None:
@@ -51,6 +57,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self.num_rounds = 0
         self._config = config
         self._pair = pair
+        self._proposers = proposers
+        self._length = length
         self._metrics = metrics
         self._orchestrator_id = orchestrator_id
         self._slots = asyncio.Semaphore(config.max_num_requests)
@@ -60,16 +68,15 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self, request: generation_pb2.GenerateRequest, context: Context
     ) -> None:
         """Decode one choice; ending the call cancels it and frees both KV caches."""
-        async with status.errors_as_status(context):
-            if self.draining:
-                raise Draining(self._orchestrator_id)
-            # NaN is no time to wait for; admission names the field.
-            timeout_s = request.timeout_s if request.timeout_s > 0 else None
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await self._generate(request, context)
-            except TimeoutError:
-                raise DeadlineExpired("the request", request.timeout_s) from None
+        if self.draining:
+            raise Draining(self._orchestrator_id)
+        # NaN is no time to wait for; admission names the field.
+        timeout_s = request.timeout_s if request.timeout_s > 0 else None
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._generate(request, context)
+        except TimeoutError:
+            raise DeadlineExpired("the request", request.timeout_s) from None
 
     async def _generate(self, request: generation_pb2.GenerateRequest, context: Context) -> None:
         parent = telemetry.from_traceparent(_traceparent_of(context))
@@ -103,7 +110,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         span: trace.Span,
         outbox: Outbox,
     ) -> None:
-        limits = PairLimits(self._pair.max_model_len, self._pair.num_speculative_tokens)
+        pair = self._pair
+        limits = PairLimits(
+            pair.max_model_len, pair.num_speculative_tokens, pair.method, pair.methods
+        )
         state, trimmer = admit(request, vocabulary, limits)
         opening = codec.pack_opening(
             SessionOpening(state.sampling, request.tenant_salt, request.priority)
@@ -121,10 +131,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             call_timeout_s=self._config.target_timeout_s,
             reopen_timeout_s=self._config.reopen_timeout_s,
         )
-        draft = None
-        if self._pair.drafts is not None and state.num_speculative_tokens > 0:
-            draft = DraftSession(state, self._pair.drafts, opening)
-        decoder = Decoder(state, target, draft, trimmer, self._config, span)
+        proposer = self._proposers.make(state, opening, request.tenant_salt)
+        length = RequestLength(self._length, state, request.tenant_salt, target, proposer)
+        decoder = Decoder(state, target, proposer, trimmer, length, span)
         try:
             async with aclosing(decoder.decode()) as rounds:
                 async for committed in rounds:
@@ -134,40 +143,57 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                         # Free the KV before anything else; a slow reader holds none of it.
                         decoder.close()
                         record = record_message(decoder.record, detailed=request.include_origins)
-                        record.num_late_proposals = draft.num_late if draft else 0
+                        record.num_late_proposals = proposer.num_late if proposer else 0
                         record.num_target_reopens = target.num_reopens
                         record.cached_prompt_tokens = target.cached_prompt_tokens
                         record.num_speculative_tokens = state.num_speculative_tokens
                         response.record.CopyFrom(record)
+                        num_cut = committed.num_accepted + 1 - len(committed.token_ids)
+                        self._proposers.finished(state, request.tenant_salt, num_cut)
                     outbox.put(response)
         finally:
             decoder.close()
             self.num_running -= 1
             self._slots.release()
-            self._count(decoder, target, draft)
+            self._count(decoder, target, proposer)
 
-    def _count(self, decoder: Decoder, target: TargetSession, draft: DraftSession | None) -> None:
+    def _count(self, decoder: Decoder, target: TargetSession, proposer: Proposer | None) -> None:
         record, metrics = decoder.record, self._metrics
         metrics.drafts.inc(record.num_spec_steps)
         metrics.draft_tokens.inc(record.num_draft_tokens)
         metrics.accepted_tokens.inc(record.num_accepted_draft_tokens)
+        for name, counts in record.proposers.items():
+            metrics.proposer_drafts.labels(proposer=name).inc(counts.num_spec_steps)
+            metrics.proposer_draft_tokens.labels(proposer=name).inc(counts.num_draft_tokens)
+            metrics.proposer_accepted_tokens.labels(proposer=name).inc(
+                counts.num_accepted_draft_tokens
+            )
         for position, count in enumerate(record.accepted_per_position):
             metrics.accepted_per_position.labels(position=str(position)).inc(count)
         metrics.recovered_tokens.inc(record.num_recovered_tokens)
         metrics.bonus_tokens.inc(record.num_bonus_tokens)
         metrics.plain_tokens.inc(record.num_plain_tokens)
         metrics.target_reopens.inc(target.num_reopens)
+        for reason, count in record.rounds_by_reason.items():
+            metrics.rounds_by_reason.labels(reason=reason).inc(count)
+        for k, count in record.rounds_by_k.items():
+            metrics.rounds_by_k.labels(num_speculative_tokens=str(k)).inc(count)
         metrics.draft_seconds.inc(record.draft_s)
         metrics.verify_seconds.inc(record.verify_s)
-        if draft is not None:
-            metrics.late_proposals.inc(draft.num_late)
-            metrics.invalid_proposals.inc(draft.num_invalid)
+        if proposer is not None:
+            metrics.late_proposals.inc(proposer.num_late)
+            metrics.invalid_proposals.inc(proposer.num_invalid)
 
     async def GetPair(  # noqa: N802 - the contract's name
         self, request: generation_pb2.GetPairRequest, context: Context
     ) -> generation_pb2.GetPairResponse:
         """Say what is served and whether it is ready."""
-        return self._pair.describe(include_token_table=request.include_token_table)
+        response = self._pair.describe(include_token_table=request.include_token_table)
+        response.speculation_mode = codec.pack_mode(self._length.mode)
+        if response.speculation_enabled and self._length.mode is SpeculationMode.OFF:
+            response.speculation_enabled = False
+            response.reason = response.reason or "speculation is off: an operator switched it off"
+        return response
 
     async def GetStatus(  # noqa: N802 - the contract's name
         self, request: generation_pb2.GetStatusRequest, context: Context
@@ -181,6 +207,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             pid=os.getpid(),
             cpu_s=time.process_time(),
             num_rounds=self.num_rounds,
+            speculation_mode=codec.pack_mode(self._length.mode),
         )
 
 

@@ -13,6 +13,7 @@ from specserve.errors import SpecServeError, VocabularyMismatch
 from specserve.model.token_table import TokenTable
 from specserve.rpc import codec
 from specserve.rpc.channel import open_channel
+from specserve.rpc.garbled import TolerantChannel, require_readable
 from specserve.rpc.link import FrameLink
 from specserve.rpc.v1 import common_pb2
 
@@ -52,11 +53,13 @@ async def fetch_vocabulary(link: FrameLink[Any, Any]) -> Vocabulary:
 
     Raises:
         grpc.aio.AioRpcError: the replica did not answer.
+        PeerUnavailable: its answer cannot be read.
     """
     async with open_channel(link.address) as channel:
-        response = await link.kind.make_stub(channel).GetModel(
+        response = await link.kind.make_stub(TolerantChannel(channel)).GetModel(
             common_pb2.GetModelRequest(include_token_table=True), timeout=TABLE_TIMEOUT_S
         )
+    require_readable(response, link.kind.pool, link.address)
     return Vocabulary(
         response.vocab_fingerprint,
         TokenTable.from_bytes(response.token_table),

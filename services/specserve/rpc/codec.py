@@ -6,15 +6,17 @@ Both directions, for the parts that draft and target share. Knows protobuf; know
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specserve.config import SpeculativeMethod
 from specserve.errors import InvalidProposal, InvalidRequest
 from specserve.model.messages import CallTiming, EngineLoad, SessionOpening
-from specserve.rpc.v1 import common_pb2
+from specserve.rpc.v1 import common_pb2, generation_pb2
+from specserve.speculation.length_choice import SpeculationMode
 from specserve.speculation.types import AcceptanceRule, SamplingParams, SparseProbs
 
 PROTOCOL_VERSION = 1
@@ -31,6 +33,17 @@ _RULES = {
     AcceptanceRule.COUPLED: common_pb2.ACCEPTANCE_RULE_COUPLED,
 }
 _RULES_BACK = {number: rule for rule, number in _RULES.items()}
+
+_METHODS: dict[SpeculativeMethod | None, generation_pb2.SpeculativeMethod] = {
+    None: generation_pb2.SPECULATIVE_METHOD_UNSPECIFIED,
+    "draft_model": generation_pb2.SPECULATIVE_METHOD_DRAFT_MODEL,
+    "ngram": generation_pb2.SPECULATIVE_METHOD_NGRAM,
+    "suffix": generation_pb2.SPECULATIVE_METHOD_SUFFIX,
+    "cascade": generation_pb2.SPECULATIVE_METHOD_CASCADE,
+}
+_METHODS_BACK: dict[int, SpeculativeMethod | None] = {
+    number: method for method, number in _METHODS.items()
+}
 
 
 def pack_ids(token_ids: Sequence[int]) -> bytes:
@@ -184,12 +197,21 @@ def pack_timing(timing: CallTiming, cached_tokens: int) -> common_pb2.CallTiming
         batch_size=timing.batch_size,
         rows=timing.rows,
         cached_tokens=cached_tokens,
+        hidden_tokens=timing.hidden_tokens,
+        hidden_s=timing.hidden_s,
     )
 
 
 def unpack_timing(message: common_pb2.CallTiming) -> CallTiming:
     """Read where a call's time went."""
-    return CallTiming(message.queue_s, message.forward_s, message.batch_size, message.rows)
+    return CallTiming(
+        message.queue_s,
+        message.forward_s,
+        message.batch_size,
+        message.rows,
+        message.hidden_tokens,
+        message.hidden_s,
+    )
 
 
 def pack_load(load: EngineLoad) -> common_pb2.Load:
@@ -212,3 +234,49 @@ def unpack_load(message: common_pb2.Load) -> EngineLoad:
         message.num_waiting,
         message.num_iterations,
     )
+
+
+def pack_method(method: SpeculativeMethod | None) -> generation_pb2.SpeculativeMethod:
+    """Write a proposer's name; None is UNSPECIFIED."""
+    return _METHODS[method]
+
+
+def unpack_method(number: int) -> SpeculativeMethod | None:
+    """Read a proposer's name; None is UNSPECIFIED.
+
+    Raises:
+        InvalidRequest: a number that this build does not know.
+    """
+    if number not in _METHODS_BACK:
+        raise InvalidRequest("speculative_method", f"{number} is not known to this build")
+    return _METHODS_BACK[number]
+
+
+_MODES = {
+    SpeculationMode.OFF: generation_pb2.SPECULATION_MODE_OFF,
+    SpeculationMode.ON: generation_pb2.SPECULATION_MODE_ON,
+    SpeculationMode.AUTO: generation_pb2.SPECULATION_MODE_AUTO,
+}
+
+
+def pack_mode(mode: SpeculationMode) -> generation_pb2.SpeculationMode:
+    """Write how K is chosen."""
+    return _MODES[mode]
+
+
+def unpack_mode(number: int) -> SpeculationMode:
+    """Read how K is chosen.
+
+    Raises:
+        InvalidRequest: not said, or a number that this build does not know.
+    """
+    for mode, known in _MODES.items():
+        if known == number:
+            return mode
+    raise InvalidRequest("mode", f"{number} is not known to this build; off, on or auto was wanted")
+
+
+def unpack_methods(numbers: Iterable[int]) -> tuple[SpeculativeMethod, ...]:
+    """Read proposers' names; what a newer build calls otherwise is left out."""
+    methods = (_METHODS_BACK.get(number) for number in numbers)
+    return tuple(method for method in methods if method is not None)

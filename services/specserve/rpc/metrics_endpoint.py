@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from specserve.config import ServerConfig
 from specserve.errors import ConfigurationError
-from specserve.model.messages import EngineLoad
+from specserve.model.messages import EngineLoad, OutcomeCounts
 
 
 class LoadCollector(Collector):
@@ -44,6 +44,42 @@ class LoadCollector(Collector):
         )
         iterations.add_metric([self._role], load.num_iterations)
         yield iterations
+        if load.outcomes is not None:
+            yield from _outcome_counters(self._role, load.outcomes)
+
+
+def _outcome_counters(role: str, counts: OutcomeCounts) -> Iterable[Metric]:
+    """Give what the outcome cache did; the hit rate is hits / (hits + misses)."""
+    counters = {
+        "outcome_cache_hits": (
+            "Propose calls answered with tokens drafted before they came {call}",
+            counts.num_hits,
+        ),
+        "outcome_cache_misses": (
+            "Propose calls looked ahead of for which nothing was found {call}",
+            counts.num_misses,
+        ),
+        "outcome_cache_hidden_tokens": (
+            "Draft tokens answered that were drafted before their call came {token}",
+            counts.num_hidden_tokens,
+        ),
+        "outcome_cache_branch_tokens": (
+            "Draft tokens drafted ahead, of use or not {token}",
+            counts.num_branch_tokens,
+        ),
+        "outcome_cache_hidden_seconds": (
+            "Forward time of the hidden tokens, which their calls did not wait for s",
+            counts.hidden_s,
+        ),
+        "outcome_cache_asked_seconds": (
+            "Forward time that hits and misses waited for all the same s",
+            counts.asked_s,
+        ),
+    }
+    for name, (text, value) in counters.items():
+        family = CounterMetricFamily(f"specserve_{name}", text, labels=["role"])
+        family.add_metric([role], value)
+        yield family
 
 
 class MetricsEndpoint:

@@ -1,10 +1,12 @@
-"""A call in flight, and its replies as they come. Knows no connection."""
+"""Calls in flight, and their replies as they come. Knows no connection."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+from specserve.errors import PeerUnavailable
 
 CallT = TypeVar("CallT")
 ReplyT = TypeVar("ReplyT")
@@ -88,3 +90,53 @@ class PendingCall(Generic[CallT, ReplyT]):
 def _expire(waiter: asyncio.Future[None]) -> None:
     if not waiter.done():
         waiter.set_exception(TimeoutError())
+
+
+class PendingCalls(Generic[CallT, ReplyT]):
+    """The calls in flight on one link, by call id."""
+
+    def __init__(self, pool: str, address: str) -> None:
+        self._pool = pool
+        self._address = address
+        self._calls: dict[int, PendingCall[CallT, ReplyT]] = {}
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def __contains__(self, call_id: int) -> bool:
+        return call_id in self._calls
+
+    def add(self, pending: PendingCall[CallT, ReplyT]) -> None:
+        """Await the replies of a call."""
+        self._calls[pending.call_id] = pending
+
+    def drop(self, call_id: int) -> PendingCall[CallT, ReplyT] | None:
+        """Stop waiting for a call; None when it was answered, or never known."""
+        return self._calls.pop(call_id, None)
+
+    def calls(self) -> list[CallT]:
+        """List the calls in flight, oldest first."""
+        return [pending.call for pending in self._calls.values()]
+
+    def take(self, reply: Any) -> None:
+        """Hand a reply to the call it answers; one that nobody waits for is dropped."""
+        pending = self._calls.get(reply.call_id)
+        if pending is None:
+            return
+        last = not getattr(reply, "more_follows", False)
+        if last:
+            del self._calls[reply.call_id]
+        pending.put(reply, last=last)
+
+    def fail_streaming(self, why: str) -> None:
+        """Fail decode-ahead: it is not replayed, its caller goes on from what is committed."""
+        self._fail([pending for pending in self._calls.values() if pending.streaming], why)
+
+    def fail_all(self, why: str) -> None:
+        """Fail every call with PeerUnavailable."""
+        self._fail(list(self._calls.values()), why)
+
+    def _fail(self, failed: list[PendingCall[CallT, ReplyT]], why: str) -> None:
+        for pending in failed:
+            self._calls.pop(pending.call_id, None)
+            pending.fail(PeerUnavailable(self._pool, f"{self._address}: {why}"))

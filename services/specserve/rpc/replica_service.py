@@ -73,4 +73,10 @@ class ReplicaService:
 
     def stats(self) -> dict[str, float]:
         """Give the load for autoscaling."""
-        return self.replica.stats()
+        load = self.replica.device.load
+        used = 1 - load.num_free_blocks / load.num_blocks if load.num_blocks else 0.0
+        return {
+            "num_sessions": float(self.replica.num_sessions),
+            "num_waiting": float(load.num_waiting),
+            "kv_cache_usage": used,
+        }

@@ -37,15 +37,6 @@ class ReplicaDescription:
     pid: int
 
 
-def threads_per_engine() -> int:
-    """Return how many threads an engine gets where a draft and a target share a machine.
-
-    Half of the processors each: threads that wait for one another at every matrix product must
-    not also wait for the other engine's to be done.
-    """
-    return max(1, len(os.sched_getaffinity(0)) // 2)
-
-
 class ServiceReplica:
     """A Serve replica around one running service: set `role`, then `run_service` in __init__."""
 

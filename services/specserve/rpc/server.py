@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from specserve.config import ServerConfig
 from specserve.errors import ConfigurationError
 from specserve.rpc.channel import SERVER_OPTIONS
+from specserve.rpc.interceptor import StatusInterceptor
 from specserve.rpc.metrics_endpoint import MetricsEndpoint
 
 STOP_GRACE_S = 2.0
@@ -66,7 +67,7 @@ class GrpcServer:
         self._registry = registry
         self.metrics: MetricsEndpoint | None = None
         self._names = list(service_names)
-        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._server = grpc.aio.server(interceptors=(StatusInterceptor(),), options=SERVER_OPTIONS)
         self._health = health.aio.HealthServicer()
         self.port = 0
 

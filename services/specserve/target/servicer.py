@@ -14,7 +14,8 @@ from specserve.errors import InvalidProposal, InvalidRequest, SpecServeError
 from specserve.model.messages import Reply, TokenLogprobs, VerifyCall, VerifyReply
 from specserve.model.tokenizer import Tokenizer
 from specserve.rpc import codec, status
-from specserve.rpc.replica import ReplicaServer, model_response
+from specserve.rpc.model_response import model_response
+from specserve.rpc.replica import ReplicaServer
 from specserve.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc
 from specserve.speculation.types import AcceptanceRule
 
@@ -132,9 +133,8 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         self, request: common_pb2.GetModelRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> common_pb2.GetModelResponse:
         """Say what this replica serves."""
-        async with status.errors_as_status(context):
-            response = model_response(
-                self._replica, self._tokenizer, request, MAX_NUM_SPECULATIVE_TOKENS
-            )
+        response = model_response(
+            self._replica, self._tokenizer, request, MAX_NUM_SPECULATIVE_TOKENS
+        )
         response.pid = os.getpid()
         return response

@@ -29,23 +29,6 @@ _NO_DRAFT = SpeculativeConfig(method="ngram")
 _CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the suite's flags."""
-    group = parser.add_argument_group("steps")
-    group.add_argument("--model", help="directory or hub id; without it the embedded target")
-    group.add_argument("--dtype", default="bfloat16", choices=("auto", "float32", "bfloat16"))
-    group.add_argument("--threads", type=int, default=1, help="CPU threads of both")
-    group.add_argument("--rows", type=int, nargs="+", default=[1, 5, 8, 32])
-    group.add_argument("--cached", type=int, default=128, help="tokens already in the cache")
-    group.add_argument("--repeats", type=int, default=20, help="timed steps of each kind")
-    group.add_argument(
-        "--clock",
-        default="wall",
-        choices=tuple(_CLOCKS),
-        help="cpu: processor time, which a busy machine disturbs less (one thread only)",
-    )
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print; ratios are to one row of plain transformers."""
     torch.set_num_threads(arguments.threads)

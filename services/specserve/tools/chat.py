@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 
 from specserve.config import EngineConfig
 from specserve.errors import ConfigurationError, SpecServeError
-from specserve.rpc.serve_hooks import threads_per_engine
+from specserve.rpc.placement import threads_per_engine
 from specserve.tools.chat_painter import ORIGIN_COLOURS, Painter
 from specserve.tools.chat_stream import Speculation, stream_chat
 from specserve.tools.flags import add_model_flags, config_from_flags, flags_given
+from specserve.tools.interrupts import stop_signals_interrupt
 from specserve.tools.local import PairSpec, run_pair
 from specserve.tools.models import CACHE_HELP, require_fitting, resolve_pair
 from specserve.tools.process import SPECULATIVE_HELP, speculative_from
-from specserve.tools.serve import stop_signals_interrupt
 from specserve.tools.terminal import (
     BOLD,
     DIM,
@@ -49,7 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, help="same seed, same answer")
     parser.add_argument("--num-speculative-tokens", type=int, metavar="K", help="0: none")
     parser.add_argument("--cache-dir", metavar="DIR", help=CACHE_HELP)
-    add_model_flags(parser, EngineConfig, "engine", leave_out=("model", "draft_vocab_size"))
+    add_model_flags(
+        parser, EngineConfig, "engine", leave_out=("model", "draft_vocab_size", "quantization")
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -16,13 +16,14 @@ from importlib import resources
 from typing import TYPE_CHECKING
 
 from specserve.config import EngineConfig
-from specserve.errors import ConfigurationError
+from specserve.errors import ConfigurationError, quoted
 from specserve.gateway.config import GatewayConfig
 from specserve.tools.chat_stream import Speculation, stream_chat
 from specserve.tools.flags import add_model_flags
+from specserve.tools.interrupts import stop_signals_interrupt
 from specserve.tools.models import CACHE_HELP
 from specserve.tools.process import SPECULATIVE_HELP
-from specserve.tools.serve import announce, serve_args_from, serving, stop_signals_interrupt
+from specserve.tools.serve import announce, serve_args_from, serving
 from specserve.tools.terminal import Progress, say, table
 
 if TYPE_CHECKING:
@@ -76,7 +77,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", nargs="?", help="another target than the embedded one")
     parser.add_argument("--speculative-config", metavar="JSON", help=SPECULATIVE_HELP)
     parser.add_argument("--max-tokens", metavar="N", default="64", help="tokens per answer")
-    add_model_flags(parser, EngineConfig, "engine", leave_out=("model", "draft_vocab_size"))
+    add_model_flags(
+        parser, EngineConfig, "engine", leave_out=("model", "draft_vocab_size", "quantization")
+    )
     add_model_flags(parser, GatewayConfig, "gateway")
     group = parser.add_argument_group("replicas")
     group.add_argument("--cache-dir", metavar="DIR", help=CACHE_HELP)
@@ -88,11 +91,14 @@ def run(args: argparse.Namespace) -> int:
     import httpx
 
     if not args.max_tokens.isdigit() or int(args.max_tokens) < 2:
-        raise ConfigurationError(f"--max-tokens: found {args.max_tokens!r}, wanted 2 or more")
+        raise ConfigurationError(f"--max-tokens: found {quoted(args.max_tokens)}, wanted 2 or more")
     started = time.monotonic()
     serve_args, pair = serve_args_from(args)
     prompts = shipped_prompts()
-    with stop_signals_interrupt(), serving(serve_args, pair) as (base_url, replicas):
+    with (
+        stop_signals_interrupt() as interrupts,
+        serving(serve_args, pair, interrupts) as (base_url, replicas),
+    ):
         announce(base_url, replicas)
         with httpx.Client(base_url=base_url) as client:
             first = ask(client, "Say hello.", 2, None)

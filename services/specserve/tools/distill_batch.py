@@ -19,7 +19,9 @@ class TargetSettings:
     """How sampled text becomes targets."""
 
     sampled_weight: float
-    """Share of the sampled token in the cross-entropy target; the rest is the top ids."""
+    """Share of a drawn token in the cross-entropy target; the rest is the top ids."""
+    greedy_weight: float
+    """The same of a token that was the most likely one."""
     prompt_weight: float
     """Weight of a user-turn position (hard target) relative to an answer position."""
     prompt_skip: int
@@ -36,6 +38,10 @@ class Batch:
     """[T'] indices of the packed tokens whose next token is trained."""
     targets: SparseTargets
     """At the selected positions."""
+
+    def to(self, device: torch.device) -> "Batch":
+        """Return a copy on a device."""
+        return Batch(self.packed.to(device), self.selected.to(device), self.targets.to(device))
 
 
 def column_of(vocab: tuple[int, ...], vocab_size: int) -> IntArray:
@@ -54,13 +60,15 @@ def _normalised(probs: FloatArray) -> FloatArray:
 def make_batch(rows: list[Row], columns: IntArray, settings: TargetSettings) -> Batch:
     """Pack rows and build their targets.
 
-    User-turn tokens were sampled from the target too, without log-probabilities: they are
-    hard targets and take no part in the overlap term.
+    User-turn tokens that were sampled from the target have no log-probabilities: they are hard
+    targets and take no part in the overlap term. Given prompts are only read.
     """
     ids, probs, overlaps, weights, selected = [], [], [], [], []
     offset = 0
     for row in rows:
         skip = min(settings.prompt_skip, len(row.prompt))
+        if not row.is_prompt_sampled:
+            skip = len(row.prompt)
         user, answer = row.prompt[skip:], row.answer
         width = row.top_ids.shape[1] + 1
         sampled = np.concatenate([user, answer])
@@ -71,7 +79,8 @@ def make_batch(rows: list[Row], columns: IntArray, settings: TargetSettings) -> 
         top_probs[len(user) :, 1:] = np.exp(row.top_logprobs)
         top_probs[row_columns < 0] = 0
         soft = _normalised(top_probs)
-        share = np.where(np.arange(len(sampled)) < len(user), 1.0, settings.sampled_weight)
+        weight = settings.greedy_weight if row.is_greedy else settings.sampled_weight
+        share = np.where(np.arange(len(sampled)) < len(user), 1.0, weight)
         hard = np.zeros_like(soft)
         hard[:, 0] = row_columns[:, 0] >= 0
         mixed = share[:, None].astype(np.float32) * hard + (1 - share[:, None]) * soft

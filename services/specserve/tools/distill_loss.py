@@ -1,6 +1,6 @@
 """The distillation loss over a cut head, with its gradient taken in the forward pass.
 
-Knows hidden states, a frozen head and sparse targets; knows no model, file or optimiser.
+Knows hidden states, a head and sparse targets; knows no model, file or optimiser.
 """
 
 from dataclasses import dataclass
@@ -26,6 +26,15 @@ class SparseTargets:
     weights: Tensor
     """[T] weight of each position."""
 
+    def to(self, device: torch.device) -> "SparseTargets":
+        """Return a copy on a device."""
+        return SparseTargets(
+            self.columns.to(device),
+            self.probs.to(device),
+            self.overlap_probs.to(device),
+            self.weights.to(device),
+        )
+
 
 class _FusedLoss(torch.autograd.Function):
     @staticmethod
@@ -40,6 +49,8 @@ class _FusedLoss(torch.autograd.Function):
     ) -> Tensor:
         total = hidden.new_zeros((), dtype=torch.float32)
         grad_hidden = torch.empty_like(hidden)
+        # Empty where the head is frozen.
+        grad_head = torch.zeros(head.shape if head.requires_grad else (0,), device=head.device)
         scale = 1.0 / float(targets.weights.sum().clamp_min(1e-6))
         for start in range(0, hidden.shape[0], CHUNK):
             part = slice(start, start + CHUNK)
@@ -63,16 +74,20 @@ class _FusedLoss(torch.autograd.Function):
             # d(-overlap)/d(logit j) = q_j * S - [j in S] q_j, with S the mass q has still to gain.
             grad *= (weights * (mass + overlap_weight * short.sum(-1)))[:, None] / normaliser
             grad.scatter_add_(1, columns, -weights[:, None] * (probs + overlap_weight * short))
-            grad_hidden[part] = grad.to(head.dtype) @ head
-        ctx.save_for_backward(grad_hidden)
+            rounded = grad.to(head.dtype)
+            grad_hidden[part] = rounded @ head
+            if head.requires_grad:
+                grad_head += rounded.T @ hidden[part]
+        ctx.save_for_backward(grad_hidden, grad_head)
         return total
 
     @staticmethod
     def backward(
         ctx: FunctionCtx, grad_output: Tensor
-    ) -> tuple[Tensor, None, None, None, None, None]:
-        (grad_hidden,) = ctx.saved_tensors  # type: ignore[attr-defined]
-        return grad_hidden * grad_output.to(grad_hidden.dtype), None, None, None, None, None
+    ) -> tuple[Tensor, Tensor | None, None, None, None, None]:
+        grad_hidden, grad_head = ctx.saved_tensors  # type: ignore[attr-defined]
+        of_head = grad_head * grad_output if grad_head.numel() else None
+        return grad_hidden * grad_output.to(grad_hidden.dtype), of_head, None, None, None, None
 
 
 def distillation_loss(
@@ -85,8 +100,8 @@ def distillation_loss(
 ) -> Tensor:
     """Return weighted mean cross-entropy - `overlap_weight` * sum min(p, q).
 
-    The head is frozen, so the gradient with respect to `hidden` is all there is, and it is
-    computed chunk by chunk while the logits exist: no [T, V] tensor outlives its chunk.
+    Gradients (of `hidden`, and of the head where it is trained) are computed chunk by chunk while
+    the logits exist: no [T, V] tensor outlives its chunk.
 
     Args:
         hidden: [T, H] final hidden states at the trained positions.

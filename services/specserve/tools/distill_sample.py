@@ -1,22 +1,23 @@
 """Samples training text from the target itself: a user turn, then its own answer.
 
 Needs no data set: the chat template up to the user turn makes the target invent a question.
-Knows a Hugging Face model and its tokenizer; knows no student.
+Where prompts are given, it answers those. Parts are kept, so sampling can be stopped. Knows a
+generator and a tokenizer; knows no student.
 """
 
-from collections.abc import Callable
+import hashlib
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
+from specserve.tools.distill_generate import Generator, Question
 from specserve.tools.distill_text import DistillText, Row, load_text, save_text
 
-NUM_TOP_IDS = 16
-FILL_LOGPROB = -30.0
+Progress = Callable[[str], None]
 _MARK = "\x00user turn\x00"
 
 
@@ -25,15 +26,21 @@ class SampleConfig:
     """How much is sampled, and how."""
 
     num_rows: int = 4608
-    """Rows in all; even ones are answered greedily, odd ones at temperature 1."""
-    rows_per_part: int = 64
-    """Rows sampled together and saved as one resumable part."""
+    """Rows in all."""
+    rows_per_part: int = 128
+    """Rows saved as one resumable part."""
     max_user_tokens: int = 96
-    """Longest user turn."""
+    """Longest user turn that the target invents."""
     max_answer_tokens: int = 224
     """Longest answer."""
     user_top_p: float = 0.98
-    """Nucleus of the user turn, which is sampled at temperature 1."""
+    """Nucleus of an invented user turn, which is drawn at temperature 1."""
+    greedy_share: float = 0.5
+    """Share of answers that take the most likely id; the others are drawn at temperature 1."""
+    ignore_stop_share: float = 0.0
+    """Share of answers that go on behind their end, as requests with `ignore_eos` do."""
+    corpus_tokens: int = 256
+    """Tokens of one stretch of a corpus."""
     seed: int = 0
     """Seed of all draws."""
 
@@ -49,17 +56,21 @@ class Template:
     stop_ids: frozenset[int]
     """Ids that end a turn."""
 
+    def around(self, user: Sequence[int]) -> tuple[int, ...]:
+        """Put a user turn between its ends."""
+        return (*self.before_user, *user, *self.after_user)
+
 
 @dataclass(frozen=True, slots=True)
-class _Sampled:
-    """One batch of sampled turns."""
+class Prompt:
+    """A prompt to be answered."""
 
-    token_ids: list[list[int]]
-    """Each row's ids, the stop id included."""
-    top_ids: Tensor
-    """[rows, steps, k]."""
-    top_logprobs: Tensor
-    """[rows, steps, k]."""
+    token_ids: tuple[int, ...]
+    """Template included."""
+    is_sampled: bool
+    """Whether the target wrote the user's words, too."""
+    kind: str = ""
+    """Its kind, for figures by kind."""
 
 
 def read_template(tokenizer: PreTrainedTokenizerBase, stop_ids: frozenset[int]) -> Template:
@@ -77,115 +88,140 @@ def read_template(tokenizer: PreTrainedTokenizerBase, stop_ids: frozenset[int]) 
     )
 
 
-def _nucleus(probs: Tensor, top_p: float) -> Tensor:
-    """Zero what lies outside the smallest set of mass `top_p`; rows are not renormalised."""
-    ordered, order = probs.sort(-1, descending=True)
-    outside = ordered.cumsum(-1) - ordered >= top_p
-    return probs.masked_fill(torch.zeros_like(outside).scatter(-1, order, outside), 0.0)
-
-
-def _sample_turn(
-    model: PreTrainedModel,
-    prompts: list[list[int]],
-    greedy: Tensor,
-    top_p: float,
-    max_tokens: int,
-    stop_ids: frozenset[int],
-    generator: torch.Generator,
-) -> _Sampled:
-    longest = max(len(prompt) for prompt in prompts)
-    ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
-    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    cache = DynamicCache(config=model.config)
-    done = [False] * len(prompts)
-    sampled: list[list[int]] = [[] for _ in prompts]
-    top_ids, top_logprobs = [], []
-    positions = (mask.cumsum(-1) - 1).clamp_min(0)
-    for _ in range(max_tokens):
-        # The cache goes by place: its keyword changed between versions of transformers.
-        output = model(ids, mask, positions, cache, logits_to_keep=1)
-        logprobs = output.logits[:, -1].float().log_softmax(-1)  # [rows, V]
-        top = logprobs.topk(NUM_TOP_IDS)
-        top_ids.append(top.indices)
-        top_logprobs.append(top.values)
-        probs = _nucleus(logprobs.exp(), top_p) if top_p < 1 else logprobs.exp()
-        drawn = torch.multinomial(probs, 1, generator=generator)[:, 0]
-        chosen = torch.where(greedy, top.indices[:, 0], drawn)
-        for row, token_id in enumerate(chosen.tolist()):
-            if not done[row]:
-                sampled[row].append(token_id)
-                done[row] = token_id in stop_ids
-        if all(done):
-            break
-        ids = chosen[:, None]
-        mask = torch.cat([mask, torch.ones_like(ids)], 1)
-        positions = positions[:, -1:] + 1
-    return _Sampled(sampled, torch.stack(top_ids, 1), torch.stack(top_logprobs, 1))
-
-
-@torch.no_grad()
-def sample_rows(
-    model: PreTrainedModel, template: Template, first: int, count: int, config: SampleConfig
-) -> DistillText:
-    """Sample rows `first` to `first + count`; the same for the same seed and `first`."""
-    generator = torch.Generator().manual_seed(config.seed * 1_000_003 + first)
-    users = _sample_turn(
-        model,
-        [template.before_user] * count,
-        torch.zeros(count, dtype=torch.bool),
-        config.user_top_p,
-        config.max_user_tokens,
-        template.stop_ids,
-        generator,
+def user_turns(
+    generator: Generator, template: Template, count: int, config: SampleConfig, seed: int
+) -> list[Prompt]:
+    """Let the target invent `count` prompts."""
+    question = Question(
+        prompt=tuple(template.before_user),
+        max_tokens=config.max_user_tokens,
+        is_greedy=False,
+        top_p=config.user_top_p,
     )
-    prompts = [
-        template.before_user
-        + [token_id for token_id in turn if token_id not in template.stop_ids]
-        + template.after_user
-        for turn in users.token_ids
+    turns = generator.run([question] * count, seed)
+    return [
+        Prompt(
+            template.around([i for i in turn.token_ids.tolist() if i not in template.stop_ids]),
+            is_sampled=True,
+        )
+        for turn in turns
     ]
-    answers = _sample_turn(
-        model,
-        prompts,
-        torch.arange(first, first + count) % 2 == 0,
-        1.0,
-        config.max_answer_tokens,
-        template.stop_ids,
-        generator,
+
+
+def answer_rows(
+    generator: Generator,
+    prompts: Sequence[Prompt],
+    config: SampleConfig,
+    first: int,
+) -> DistillText:
+    """Answer the prompts of rows `first` and on; the same for the same seed and `first`."""
+    choices = np.random.default_rng([config.seed, first]).random((len(prompts), 2))
+    greedy = choices[:, 0] < config.greedy_share
+    ignoring = choices[:, 1] < config.ignore_stop_share
+    questions = [
+        Question(
+            prompt=prompt.token_ids,
+            max_tokens=config.max_answer_tokens,
+            is_greedy=bool(is_greedy),
+            ignore_stop=bool(ignore),
+        )
+        for prompt, is_greedy, ignore in zip(prompts, greedy, ignoring, strict=True)
+    ]
+    answers = generator.run(questions, config.seed * 1_000_003 + first)
+    return DistillText(
+        tuple(
+            Row(
+                prompt=np.array(prompt.token_ids, np.int64),
+                answer=answer.token_ids,
+                top_ids=answer.top_ids,
+                top_logprobs=answer.top_logprobs,
+                is_greedy=question.is_greedy,
+                is_prompt_sampled=prompt.is_sampled,
+                kind=prompt.kind,
+            )
+            for prompt, question, answer in zip(prompts, questions, answers, strict=True)
+        )
     )
+
+
+def score_rows(generator: Generator, stretches: Sequence[tuple[int, ...]]) -> DistillText:
+    """Score stretches of a corpus: its first token is the prompt, the others are the answer."""
     rows = []
-    for number, (prompt, answer) in enumerate(zip(prompts, answers.token_ids, strict=True)):
+    for ids in stretches:
+        answer = generator.score(ids[:1], ids[1:])
         rows.append(
             Row(
-                prompt=np.array(prompt, np.int64),
-                answer=np.array(answer, np.int64),
-                top_ids=answers.top_ids[number, : len(answer)].numpy(),
-                top_logprobs=answers.top_logprobs[number, : len(answer)]
-                .clamp_min(FILL_LOGPROB)
-                .numpy(),
+                prompt=np.array(ids[:1], np.int64),
+                answer=answer.token_ids,
+                top_ids=answer.top_ids,
+                top_logprobs=answer.top_logprobs,
+                is_greedy=False,
+                is_prompt_sampled=False,
+                kind="corpus",
             )
         )
     return DistillText(tuple(rows))
 
 
-def sample_text(
-    model: PreTrainedModel,
-    template: Template,
-    path: Path,
-    config: SampleConfig,
-    progress: Callable[[str], None],
-) -> DistillText:
-    """Sample all rows into `path`; parts already sampled beside it are used again."""
-    parts_folder = path.with_name(path.name + ".parts")
-    parts_folder.mkdir(parents=True, exist_ok=True)
-    rows: list[Row] = []
-    for first in range(0, config.num_rows, config.rows_per_part):
-        count = min(config.rows_per_part, config.num_rows - first)
-        part = parts_folder / f"seed{config.seed}-row{first:07d}-{count}.npz"
-        if not part.exists():
-            save_text(part, sample_rows(model, template, first, count, config))
-        rows.extend(load_text(part).rows)
-        progress(f"sampled {len(rows)}/{config.num_rows} rows")
-    text = DistillText(tuple(rows))
-    save_text(path, text)
-    return text
+class TextMaker:
+    """Makes a text part by part; parts that lie beside its file are used again."""
+
+    def __init__(
+        self, generator: Generator, path: Path, config: SampleConfig, progress: Progress
+    ) -> None:
+        self._generator, self._path, self._config = generator, path, config
+        self._progress = progress
+        self._parts = path.with_name(path.name + ".parts")
+        self._rows: list[Row] = []
+
+    def invent(self, template: Template) -> None:
+        """Let the target ask and answer itself `num_rows` times."""
+        config = self._config
+
+        def make(first: int, count: int) -> DistillText:
+            asked = user_turns(
+                self._generator, template, count, config, config.seed * 1_000_003 + first
+            )
+            return answer_rows(self._generator, asked, config, first)
+
+        self._make("seed", config.num_rows, make)
+
+    def answer(self, prompts: Sequence[Prompt]) -> None:
+        """Answer given prompts, one row each."""
+        self._make(
+            f"prompts{_digest([p.token_ids for p in prompts])}-seed",
+            len(prompts),
+            lambda first, count: answer_rows(
+                self._generator, prompts[first : first + count], self._config, first
+            ),
+        )
+
+    def score(self, stretches: Sequence[tuple[int, ...]]) -> None:
+        """Score stretches of a corpus, one row each."""
+        self._make(
+            f"corpus{_digest(stretches)}-seed",
+            len(stretches),
+            lambda first, count: score_rows(self._generator, stretches[first : first + count]),
+        )
+
+    def write(self) -> DistillText:
+        """Write all rows made so far as one file, and return them."""
+        text = DistillText(tuple(self._rows))
+        save_text(self._path, text)
+        return text
+
+    def _make(self, name: str, num_rows: int, make: Callable[[int, int], DistillText]) -> None:
+        self._parts.mkdir(parents=True, exist_ok=True)
+        for first in range(0, num_rows, self._config.rows_per_part):
+            count = min(self._config.rows_per_part, num_rows - first)
+            part = self._parts / f"{name}{self._config.seed}-row{first:07d}-{count}.npz"
+            if not part.exists():
+                save_text(part, make(first, count))
+            self._rows.extend(load_text(part).rows)
+            self._progress(f"{first + count}/{num_rows} rows of {self._path.name}")
+
+
+def _digest(prompts: Sequence[tuple[int, ...]]) -> str:
+    """Name a list of prompts, so that parts of another list are not taken for its own."""
+    text = json.dumps(prompts).encode()
+    return hashlib.sha256(text).hexdigest()[:8]

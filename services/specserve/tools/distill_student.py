@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 from transformers.masking_utils import AttentionMaskInterface
 
+from specserve.errors import ConfigurationError
+
 PACKED_ATTENTION = "specserve_packed_rows"
 
 
@@ -23,6 +25,12 @@ class PackedRows:
     """[T] position of each token in its own row."""
     row_ids: Tensor
     """[T] which row each token belongs to."""
+
+    def to(self, device: torch.device) -> "PackedRows":
+        """Return a copy on a device."""
+        return PackedRows(
+            self.token_ids.to(device), self.position_ids.to(device), self.row_ids.to(device)
+        )
 
     @property
     def slots(self) -> Tensor:
@@ -111,6 +119,50 @@ def init_student(target: LlamaForCausalLM, layers: tuple[int, ...]) -> LlamaForC
     student.model.embed_tokens.weight.requires_grad_(False)
     student.lm_head.weight.requires_grad_(False)
     return student
+
+
+@dataclass(frozen=True, slots=True)
+class ScratchShape:
+    """A small student of its own, with its own embedding."""
+
+    num_layers: int
+    """Decoder layers."""
+    hidden_size: int
+    """Width; a multiple of the head's width."""
+
+
+def scratch_student(target: LlamaForCausalLM, shape: ScratchShape, seed: int) -> LlamaForCausalLM:
+    """Build a float32 student with random weights, its embedding trained and tied to its head.
+
+    Heads are as wide as the target's, and as many queries share a key.
+
+    Raises:
+        ConfigurationError: the width is no multiple of a head's.
+    """
+    source = target.config
+    head_dim = source.head_dim or source.hidden_size // source.num_attention_heads
+    key_heads = source.num_key_value_heads or source.num_attention_heads
+    width = head_dim * (source.num_attention_heads // key_heads)
+    if shape.num_layers < 1 or shape.hidden_size < 1 or shape.hidden_size % width:
+        raise ConfigurationError(
+            f"a student of {shape.num_layers} layers, hidden size {shape.hidden_size}: at least "
+            f"one layer and a multiple of {width} are wanted"
+        )
+    wanted = source.to_dict() | {
+        "num_hidden_layers": shape.num_layers,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.hidden_size * 8 // 3,
+        "num_attention_heads": shape.hidden_size // head_dim,
+        "num_key_value_heads": shape.hidden_size // width,
+        "tie_word_embeddings": True,
+        "dtype": "float32",
+    }
+    wanted.pop("layer_types", None)
+    config = LlamaConfig.from_dict(wanted)
+    config._attn_implementation = PACKED_ATTENTION
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(config)
 
 
 def hidden_states(student: LlamaForCausalLM, packed: PackedRows) -> Tensor:

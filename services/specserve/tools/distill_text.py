@@ -3,7 +3,7 @@
 Knows the arrays and how rows are cut into training batches; knows no model.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,8 @@ import numpy.typing as npt
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
+_SAME_START = 64
+"""Prompts that share this many tokens after the common part are on the same passage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,12 @@ class Row:
     """[answer length, k] the target's most likely ids at each answer position."""
     top_logprobs: FloatArray
     """[answer length, k] their log-probabilities at temperature 1; -30 fills."""
+    is_greedy: bool
+    """Whether the answer took the most likely id at each position, or was drawn."""
+    is_prompt_sampled: bool = True
+    """Whether the target wrote the user's words too; else they were given."""
+    kind: str = ""
+    """What the prompt's file calls its kind or category; figures are given by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +41,7 @@ class DistillText:
     """All rows of one text file."""
 
     rows: tuple[Row, ...]
-    """In file order: even rows were answered greedily, odd rows at temperature 1."""
+    """In file order."""
 
     @property
     def num_answer_tokens(self) -> int:
@@ -61,12 +69,23 @@ class DistillText:
         return tuple(sorted({*frequent, *special_ids}))
 
     def held_out(self, every: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Split row numbers into training and held-out ones, pairs of rows kept together.
+        """Split row numbers into training and held-out ones.
 
-        Every `every`-th pair (one greedy, one sampled row) is held out.
+        Every `every`-th pair of rows is held out, and rows that begin like one of them (several
+        questions on one passage) are in neither part.
         """
+        reach = self.common_prefix_length + _SAME_START
+
+        def start(row: Row) -> bytes | None:
+            return row.prompt[:reach].tobytes() if len(row.prompt) > reach else None
+
         held = tuple(i for i in range(len(self.rows)) if (i // 2) % every == 0)
-        train = tuple(i for i in range(len(self.rows)) if (i // 2) % every != 0)
+        seen = {start(self.rows[i]) for i in held} - {None}
+        train = tuple(
+            i
+            for i in range(len(self.rows))
+            if (i // 2) % every != 0 and start(self.rows[i]) not in seen
+        )
         return train, held
 
 
@@ -78,14 +97,27 @@ def load_text(path: Path) -> DistillText:
         top_logprobs = arrays["top_logprobs"].astype(np.float32)
         prompt_ends = np.cumsum(arrays["prompt_len"])[:-1]
         answer_ends = np.cumsum(arrays["answer_len"])[:-1]
+        num_rows = len(arrays["answer_len"])
+        # Files of the first version have no such array: even rows were greedy.
+        greedy = arrays["is_greedy"] if "is_greedy" in arrays else np.arange(num_rows) % 2 == 0
+        invented = arrays["is_prompt_sampled"] if "is_prompt_sampled" in arrays else greedy | True
+        kinds = arrays["kind"] if "kind" in arrays else np.full(num_rows, "")
     pieces = zip(
         np.split(prompt, prompt_ends),
         np.split(answer, answer_ends),
         np.split(top_ids, answer_ends),
         np.split(top_logprobs, answer_ends),
+        greedy.tolist(),
+        invented.tolist(),
+        kinds.tolist(),
         strict=True,
     )
     return DistillText(tuple(Row(*piece) for piece in pieces))
+
+
+def join_texts(texts: Sequence[DistillText]) -> DistillText:
+    """Put several texts one after the other."""
+    return DistillText(tuple(row for text in texts for row in text.rows))
 
 
 def save_text(path: Path, text: DistillText) -> None:
@@ -102,6 +134,9 @@ def save_text(path: Path, text: DistillText) -> None:
         answer_len=np.array([len(row.answer) for row in rows], np.int32),
         top_ids=np.concatenate([row.top_ids for row in rows]).astype(id_type),
         top_logprobs=np.concatenate([row.top_logprobs for row in rows]).astype(np.float16),
+        is_greedy=np.array([row.is_greedy for row in rows]),
+        is_prompt_sampled=np.array([row.is_prompt_sampled for row in rows]),
+        kind=np.array([row.kind for row in rows]),
     )
     part.replace(path)
 

@@ -18,6 +18,7 @@ from transformers import LlamaForCausalLM
 from specserve.tools.distill_batch import Batch, TargetSettings, column_of, make_batch
 from specserve.tools.distill_evaluate import Validation, validate
 from specserve.tools.distill_loss import distillation_loss
+from specserve.tools.distill_optimiser import make_optimisers
 from specserve.tools.distill_recipe import CurvePoint, TrainConfig, rate_at
 from specserve.tools.distill_student import hidden_states
 from specserve.tools.distill_text import DistillText, IntArray, Row, batches
@@ -49,22 +50,21 @@ class Trainer:
         self._num_averaged = 0
         trained = [p for p in student.parameters() if p.requires_grad]
         self._trained = trained
-        self._optimiser = torch.optim.AdamW(
-            [
-                {"params": [p for p in trained if p.ndim > 1], "weight_decay": config.weight_decay},
-                {"params": [p for p in trained if p.ndim == 1], "weight_decay": 0.0},
-            ],
-            lr=config.learning_rate,
-            betas=(0.9, 0.95),
-            fused=True,
-        )
-        embedding = student.lm_head.weight.detach()
-        self._vocab_size = embedding.shape[0]
-        self._embedding = embedding.bfloat16()
+        weight = student.lm_head.weight
+        matrices = [p for p in trained if p.ndim > 1 and p is not weight]
+        rest = [p for p in trained if p.ndim == 1 or p is weight]
+        self._optimisers = make_optimisers(matrices, rest, config)
+        self._device = weight.device
+        self._vocab_size = weight.shape[0]
+        # A frozen head is rounded once; one that is trained, at every step.
+        self._frozen_head = None if weight.requires_grad else weight.detach().bfloat16()
         self._columns: IntArray = column_of(vocab, self._vocab_size)
         self._rest = np.setdiff1d(np.arange(self._vocab_size), np.array(vocab))
         self._settings = TargetSettings(
-            config.sampled_weight, config.prompt_weight, text.common_prefix_length
+            config.sampled_weight,
+            config.greedy_weight,
+            config.prompt_weight,
+            text.common_prefix_length,
         )
 
     def _head(self, step: int) -> tuple[Tensor, float]:
@@ -74,13 +74,19 @@ class Trainer:
             self._rest, count, replace=False
         )
         shift = math.log(len(self._rest) / count) if count else 0.0
-        return self._embedding[[*self.vocab, *drawn.tolist()]], shift
+        rows = torch.tensor([*self.vocab, *drawn.tolist()], device=self._device)
+        head = self._frozen_head
+        if head is None:
+            return self.student.lm_head.weight[rows].bfloat16(), shift
+        return head[rows], shift
 
     def _train_step(self, batch: Batch) -> float:
-        for group in self._optimiser.param_groups:
-            group["lr"] = rate_at(self.step, self.config)
+        for optimiser in self._optimisers:
+            for group in optimiser.param_groups:
+                group["lr"] = rate_at(self.step, self.config)
         head, rest_shift = self._head(self.step)
-        with torch.autocast("cpu", torch.bfloat16):
+        batch = batch.to(self._device)
+        with torch.autocast(self._device.type, torch.bfloat16):
             hidden = hidden_states(self.student, batch.packed).bfloat16()[batch.selected]
         grown = min(1.0, self.step / max(1, self.config.overlap_ramp_steps))
         overlap_weight = self.config.overlap_weight * grown
@@ -89,8 +95,9 @@ class Trainer:
         )
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self._trained, self.config.max_grad_norm)
-        self._optimiser.step()
-        self._optimiser.zero_grad(set_to_none=True)
+        for optimiser in self._optimisers:
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
         return float(loss.detach())
 
     def _weights(self) -> dict[str, Tensor]:
@@ -118,7 +125,7 @@ class Trainer:
                 "average": self._average,
                 "num_averaged": self._num_averaged,
                 "num_steps": self.config.num_steps,
-                "optimiser": self._optimiser.state_dict(),
+                "optimisers": [optimiser.state_dict() for optimiser in self._optimisers],
                 "curve": [asdict(point) for point in self.curve],
             },
             part,
@@ -129,9 +136,10 @@ class Trainer:
         """Load the checkpoint if there is one; return whether there was."""
         if not self.checkpoint.exists():
             return False
-        saved = torch.load(self.checkpoint, weights_only=True)
+        saved = torch.load(self.checkpoint, map_location=self._device, weights_only=True)
         self.student.load_state_dict(saved["weights"], strict=False)
-        self._optimiser.load_state_dict(saved["optimiser"])
+        for optimiser, state in zip(self._optimisers, saved["optimisers"], strict=True):
+            optimiser.load_state_dict(state)
         self.step, self.elapsed_s = saved["step"], saved["elapsed_s"]
         self._losses = saved["losses"]
         if saved["num_steps"] == self.config.num_steps:  # else it was of another plan
@@ -144,10 +152,11 @@ class Trainer:
 
     def _measure(self) -> None:
         figures = validate(self.student, self.text, self.held_rows, self.vocab, self._columns)
-        loss = float(np.mean(self._losses)) if self._losses else float("nan")
+        loss = float(np.mean(self._losses)) if self._losses else None
         self._losses = []
         self.curve.append(CurvePoint(self.step, loss, self.elapsed_s, figures))
-        self.progress(f"step {self.step}: loss {loss:.3f} {figures} after {self.elapsed_s:.0f} s")
+        said = "start" if loss is None else f"loss {loss:.3f}"
+        self.progress(f"step {self.step}: {said} {figures} after {self.elapsed_s:.0f} s")
 
     def _remaining_groups(self) -> Iterator[list[Row]]:
         """Yield the groups of rows from the current step on, epoch after epoch."""
@@ -168,6 +177,8 @@ class Trainer:
         end = config.num_steps if stop_after is None else min(stop_after, config.num_steps)
         started = time.monotonic() - self.elapsed_s
         groups = self._remaining_groups()
+        if not self.curve:
+            self._measure()
         while self.step < end:
             batch = make_batch(next(groups), self._columns, self._settings)
             self._losses.append(self._train_step(batch))

@@ -31,7 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--port", metavar="PORT", default=GatewayConfig().port, help="port (default: %(default)s)"
     )
     parser.add_argument("--cache-dir", metavar="DIR", help=CACHE_HELP)
-    add_model_flags(parser, EngineConfig, "engine", leave_out=("model", "draft_vocab_size"))
+    add_model_flags(
+        parser, EngineConfig, "engine", leave_out=("model", "draft_vocab_size", "quantization")
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -22,8 +22,9 @@ from specserve.config import EngineConfig, SpeculativeConfig
 from specserve.errors import SpecServeError
 from specserve.gateway.config import GatewayConfig
 from specserve.serve_args import draft_engine
+from specserve.tools.doctor_port import running_specserve
 from specserve.tools.models import cache_folder
-from specserve.tools.serve import require_free_port
+from specserve.tools.serve import require_free_port, url_of
 from specserve.tools.terminal import human_bytes
 
 LIBRARIES = ("torch", "transformers", "ray", "grpcio", "protobuf")
@@ -80,7 +81,9 @@ def examine(
     from specserve.tools.doctor_models import examine_models
 
     try:
-        draft = draft_engine(engine, speculative) if speculative is not None else None
+        draft = None
+        if speculative is not None and speculative.needs_draft_model:
+            draft = draft_engine(engine, speculative)
     except SpecServeError as error:
         return [*checks, Check("draft", Status.PROBLEM, str(error))]
     return [*checks, *examine_models(engine, draft, speculative)]
@@ -144,7 +147,11 @@ def _port(gateway: GatewayConfig) -> Check:
     try:
         require_free_port(gateway.host, gateway.port)
     except SpecServeError as error:
-        return Check(f"port {gateway.port}", Status.PROBLEM, str(error))
+        running = running_specserve(url_of(gateway))
+        if running is None:
+            return Check(f"port {gateway.port}", Status.PROBLEM, str(error))
+        found = f"specserve serves there already ({running}); another one needs another --port"
+        return Check(f"port {gateway.port}", Status.NOTE, found)
     return Check(f"port {gateway.port}", Status.OK, f"free on {gateway.host}")
 
 
@@ -175,10 +182,14 @@ def _embedded(
         return engine, speculative, Check("embedded pair", Status.NOTE, found)
     engine = engine.model_copy(update={"model": str(target)})
     wanted = speculative or SpeculativeConfig()
-    if wanted.method == "draft_model" and wanted.model is None:
+    if wanted.needs_draft_model and wanted.model is None:
         try:
             draft = materialise_draft(cache, target)
         except SpecServeError as error:
             return engine, None, Check("embedded pair", Status.PROBLEM, str(error))
         wanted = wanted.model_copy(update={"model": str(draft)})
-    return engine, wanted, Check("embedded pair", Status.OK, f"{target}, {wanted.model}")
+    return (
+        engine,
+        wanted,
+        Check("embedded pair", Status.OK, f"{target}, {wanted.model or wanted.method}"),
+    )

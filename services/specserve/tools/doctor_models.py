@@ -73,7 +73,7 @@ def examine_models(
     elif speculative is None:
         yield Check("pair", Status.NOTE, "no draft: the target would be served alone")
     elif draft is None:
-        yield Check("pair", Status.OK, f"{speculative.method} needs no draft model")
+        yield Check("pair", Status.OK, f"{speculative.method} needs no draft")
     yield from _fits(footprints)
 
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from specserve.config_parsing import build, did_you_mean, field_docs
-from specserve.errors import ConfigurationError
+from specserve.errors import ConfigurationError, quoted
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -43,9 +43,9 @@ class Parser(argparse.ArgumentParser):
             if word.startswith("-"):
                 flag = word.partition("=")[0]
                 known = [option for option in self._option_string_actions if option != "-h"]
-                raise ConfigurationError(f"unknown flag {flag!r}{did_you_mean(flag, known)}")
+                raise ConfigurationError(f"unknown flag {quoted(flag)}{did_you_mean(flag, known)}")
         if rest:
-            raise ConfigurationError(f"unexpected argument {rest[0]!r}")
+            raise ConfigurationError(f"unexpected argument {quoted(rest[0])}")
         return namespace
 
     def error(self, message: str) -> NoReturn:
@@ -109,7 +109,7 @@ def config_from_flags(
         ConfigurationError: a value is wrong; the message names the flag.
     """
     values = {**given_values(namespace, model, prefix=prefix), **fixed}
-    return build(model, values, spell=lambda name: _flag(prefix, name))
+    return build(model, values, spell=lambda name: _flag(prefix, name), from_text=True)
 
 
 def flags_given(namespace: argparse.Namespace, model: type[BaseModel]) -> tuple[str, ...]:

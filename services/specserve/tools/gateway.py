@@ -66,8 +66,11 @@ async def _serve(
     serving = asyncio.create_task(serve_gateway(config, backend, tokenizer, _say_ready))
     stopping = asyncio.create_task(signals.get())
     await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
-    if not serving.done():
+    if stopping.done():
         serving.cancel()
+        stopping = asyncio.create_task(signals.get())
+        await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+        serving.cancel()  # a second signal hurries; one that has ended cannot be cancelled
     stopping.cancel()
     try:
         await serving

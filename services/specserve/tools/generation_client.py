@@ -15,6 +15,7 @@ from typing import Self
 import grpc
 import numpy as np
 
+from specserve.config import SpeculativeMethod
 from specserve.errors import PeerUnavailable
 from specserve.rpc import codec
 from specserve.rpc.channel import open_channel
@@ -36,6 +37,8 @@ class Job:
     num_speculative_tokens: int | None = None
     """None takes the configured K; 0 switches speculation off."""
     ignore_eos: bool = False
+    method: SpeculativeMethod | None = None
+    """Proposer; None takes the configured one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,10 @@ class Generated:
     block_at_s: tuple[float, ...]
     """When each block came, in seconds after the call."""
     total_s: float
+    block_sizes: tuple[int, ...]
+    """Tokens of each block; the last one may have none."""
+    origins: tuple[str, ...]
+    """Where each token came from: accepted, recovered, bonus or plain."""
 
     @property
     def num_rounds(self) -> int:
@@ -130,17 +137,23 @@ class GenerationClient:
             num_speculative_tokens_plus_one=0 if k is None else k + 1,
             ignore_eos=job.ignore_eos,
             include_origins=True,
+            speculative_method=codec.pack_method(job.method),
         )
         token_ids: list[int] = []
         logprobs: list[TopLogprobs] = []
         record = generation_pb2.SpeculationRecord()
         block_at: list[float] = []
+        block_sizes: list[int] = []
+        origins: list[str] = []
         began = time.perf_counter()
         call = self._stub.Generate(request)
         try:
             async for response in call:
                 block_at.append(time.perf_counter() - began)
-                token_ids += codec.unpack_ids(response.token_ids, "token_ids")
+                block = codec.unpack_ids(response.token_ids, "token_ids")
+                token_ids += block
+                block_sizes.append(len(block))
+                origins += map(_origin_name, response.origins)
                 logprobs += map(_top_logprobs, response.logprobs)
                 if response.HasField("record"):
                     record = response.record
@@ -149,7 +162,15 @@ class GenerationClient:
         finally:
             call.cancel()
         total = time.perf_counter() - began
-        return Generated(tuple(token_ids), tuple(logprobs), record, tuple(block_at), total)
+        return Generated(
+            tuple(token_ids),
+            tuple(logprobs),
+            record,
+            tuple(block_at),
+            total,
+            tuple(block_sizes),
+            tuple(origins),
+        )
 
     async def generate_all(self, jobs: Sequence[Job], concurrency: int) -> list[Generated]:
         """Decode many choices, `concurrency` at a time, answers in the order of the jobs."""
@@ -160,6 +181,10 @@ class GenerationClient:
                 return await self.generate(job)
 
         return list(await asyncio.gather(*(one(job) for job in jobs)))
+
+
+def _origin_name(origin: generation_pb2.TokenOrigin) -> str:
+    return generation_pb2.TokenOrigin.Name(origin).removeprefix("TOKEN_ORIGIN_").lower()
 
 
 def _top_logprobs(message: generation_pb2.TokenLogprob) -> TopLogprobs:

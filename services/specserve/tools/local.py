@@ -16,6 +16,7 @@ from typing import Self
 
 import grpc
 
+from specserve.config_parsing import parse_speculative_config
 from specserve.errors import PeerUnavailable
 from specserve.rpc.channel import open_channel
 from specserve.rpc.v1.generation_pb2 import GetPairRequest
@@ -35,7 +36,7 @@ class PairSpec:
     target: str
     """Model directory or toy:..."""
     draft: str | None
-    """Draft model; None for proposers without one, or for none at all."""
+    """Draft model; None for methods without one, or for no speculation at all."""
     speculative_config: str | None = None
     """JSON as for `--speculative-config`; None serves the target alone unless `draft` is given."""
     num_targets: int = 1
@@ -60,6 +61,11 @@ class PairSpec:
         if self.draft is not None:
             values.setdefault("model", self.draft)
         return json.dumps(values)
+
+    def needs_drafts(self) -> bool:
+        """Say whether the method asks a draft service."""
+        text = self.speculative_json()
+        return text is not None and parse_speculative_config(text).needs_draft_model
 
 
 class LocalPair:
@@ -103,7 +109,7 @@ class LocalPair:
             port = free_port()
             await self.start_target(f"--port={port}")
             peers.append(f"--target-address=127.0.0.1:{port}")
-        for _ in range(spec.num_drafts if config is not None else 0):
+        for _ in range(spec.num_drafts if spec.needs_drafts() else 0):
             port = free_port()
             await self.start_draft(f"--port={port}")
             peers.append(f"--draft-address=127.0.0.1:{port}")

@@ -114,7 +114,7 @@ async def launch(role: str, flags: Sequence[str], env: Mapping[str, str]) -> Loc
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=log,
-        env={**os.environ, **env, "PYTHONPATH": _python_path()},
+        env=own_environment(env),
         # Ctrl-C at the terminal is for the program that started this, which then stops it.
         start_new_session=True,
     )
@@ -137,8 +137,9 @@ def free_port() -> int:
             return port
 
 
-def _python_path() -> str:
-    """Let children import this very package, installed or not."""
+def own_environment(added: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return an environment in which a child imports this very package, installed or not."""
     source = str(Path(__file__).resolve().parents[2])
     rest = os.environ.get("PYTHONPATH")
-    return source if not rest else f"{source}{os.pathsep}{rest}"
+    path = source if not rest else f"{source}{os.pathsep}{rest}"
+    return {**os.environ, **(added or {}), "PYTHONPATH": path}

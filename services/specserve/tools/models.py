@@ -64,20 +64,21 @@ def resolve_pair(
 ) -> ModelPair:
     """Fill in what was not named, pulling the embedded models when they are missing.
 
-    Without a target it is the embedded one, and a draft_model without a model is its draft. A
+    Without a target it is the embedded one, and a method without its model has its draft. A
     target that is named is served alone unless a draft is named too.
 
     Raises:
-        ConfigurationError: draft_model for a named target, without a model.
+        ConfigurationError: a method with a draft model for a named target, without the model.
         ModelUnavailable: the embedded pair cannot be fetched.
     """
     wants_draft = speculative is None or (
-        speculative.method == "draft_model" and speculative.model is None
+        speculative.needs_draft_model and speculative.model is None
     )
     if target is not None:
         if speculative is not None and wants_draft:
             raise ConfigurationError(
-                "--speculative-config: draft_model needs the key 'model' when a target is named"
+                f"--speculative-config: {speculative.method} needs the key 'model' when a target "
+                "is named"
             )
         return ModelPair(target, speculative, is_embedded=False)
     from specserve.model.embedded import embedded_pair, pull_target
@@ -110,7 +111,7 @@ def require_fitting(pair: ModelPair, engine: EngineConfig) -> None:
 
     target = load_tokenizer(engine).token_table()
     speculative = pair.speculative
-    if speculative is None or speculative.model is None:
+    if speculative is None or not speculative.needs_draft_model or speculative.model is None:
         return
     draft = load_tokenizer(
         engine.model_copy(update={"model": speculative.model, "revision": speculative.revision})

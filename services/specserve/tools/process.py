@@ -10,6 +10,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from specserve.config import (
+    DRAFT_MODEL_METHODS,
     DraftConfig,
     EngineConfig,
     OrchestratorConfig,
@@ -35,7 +36,9 @@ SPECULATIVE_HELP = (
 def add_target_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `specserve target`."""
     parser.add_argument("model", help="model directory, hub id, or toy:...")
-    add_model_flags(parser, EngineConfig, "engine", leave_out=("model", "draft_vocab_size"))
+    add_model_flags(
+        parser, EngineConfig, "engine", leave_out=("model", "draft_vocab_size", "quantization")
+    )
     _add_process_flags(parser)
 
 
@@ -56,23 +59,23 @@ def add_draft_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `specserve draft`."""
     parser.add_argument("model", nargs="?", help="draft model; or name it in the config below")
     parser.add_argument("--speculative-config", metavar="JSON", help=SPECULATIVE_HELP)
-    add_model_flags(parser, EngineConfig, "engine", leave_out=("model", "draft_vocab_size"))
+    add_model_flags(
+        parser, EngineConfig, "engine", leave_out=("model", "draft_vocab_size", "quantization")
+    )
     _add_process_flags(parser)
 
 
 def run_draft(args: argparse.Namespace) -> int:
-    """Serve a proposer until a signal comes."""
+    """Serve a draft model until a signal comes."""
     speculative = speculative_from(args) or SpeculativeConfig()
     if args.model is not None:
         speculative = speculative.model_copy(update={"model": args.model})
     values = given_values(args, EngineConfig)
     engine = config_from_flags(args, EngineConfig, model=speculative.model or "")
-    derived = draft_engine(engine, speculative)
-    if derived is not None:
-        # A flag of this process's own wins over what the shared config says.
-        derived = derived.model_copy(
-            update={key: getattr(engine, key) for key in values if key != "model"}
-        )
+    # A flag of this process's own wins over what the shared config says.
+    derived = draft_engine(engine, speculative).model_copy(
+        update={key: getattr(engine, key) for key in values if key != "model"}
+    )
     server = config_from_flags(args, ServerConfig)
     config = DraftConfig(engine=derived, speculative=speculative, server=server)
 
@@ -111,6 +114,11 @@ def run_orchestrator(args: argparse.Namespace) -> int:
     speculative = speculative_from(args)
     if speculative is None and args.draft_address:
         speculative = SpeculativeConfig()
+    if args.draft_address and speculative is not None and not speculative.needs_draft_model:
+        raise ConfigurationError(
+            f"--draft-address: {speculative.method} asks no draft; leave the address out, or name "
+            f"a method with a draft model ({' or '.join(DRAFT_MODEL_METHODS)})"
+        )
     config = config_from_flags(
         args,
         OrchestratorConfig,

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from specserve.errors import ConfigurationError
+from specserve.errors import ConfigurationError, quoted
 from specserve.tools.terminal import say_event, warn
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def configure_logging(level: str) -> None:
     number = logging.getLevelNamesMapping().get(level.upper())
     if number is None:
         raise ConfigurationError(
-            f"--log-level: found {level!r}, wanted debug, info, warning, error"
+            f"--log-level: found {quoted(level)}, wanted debug, info, warning, error"
         )
     logging.basicConfig(
         level=number, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"

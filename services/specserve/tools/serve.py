@@ -1,7 +1,8 @@
 """`specserve serve`: target and draft under a Ray of its own, behind an OpenAI endpoint.
 
-Refuses what cannot work before anything is started, is up only when the pair is ready, and stops
-everything it started. Knows processes, signals and the terminal; knows Ray only as `LocalRay`.
+Refuses what cannot work before anything is started, is up only when the pair is ready, lets live
+streams finish when it is told to stop, and stops everything it started. Knows processes and the
+terminal; knows Ray only as `LocalRay`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from specserve.config import EngineConfig, ServerConfig
@@ -21,19 +21,22 @@ from specserve.errors import ConfigurationError
 from specserve.gateway.config import GatewayConfig
 from specserve.serve_args import PoolOptions, ServeArgs
 from specserve.tools.flags import add_model_flags, config_from_flags
+from specserve.tools.interrupts import Interrupts, stop_signals_interrupt
 from specserve.tools.local_process import free_port
 from specserve.tools.models import CACHE_HELP, ModelPair, require_fitting, resolve_pair
 from specserve.tools.process import SPECULATIVE_HELP, speculative_from
 from specserve.tools.terminal import say, say_event, warn
 
 if TYPE_CHECKING:
+    from specserve.app import LocalRay
     from specserve.rpc.serve_hooks import ReplicaDescription
 
 READY_TIMEOUT_S = 300.0
 """Longest wait for a pair that has started to become ready."""
 
-DRAIN_DEADLINE_S = 5.0
-"""How long live streams may go on after a stop signal: all must be over within 20 s."""
+DRAIN_DEADLINE_S = 2.0
+"""How long replicas wait for their sessions at the end. Short, for the gateways have let every live
+stream finish or given it up by then, and all must be over within 20 s of a stop signal."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="target model: directory, hub id or toy:...; without it the embedded pair is served",
     )
     parser.add_argument("--speculative-config", metavar="JSON", help=SPECULATIVE_HELP)
-    add_model_flags(parser, EngineConfig, "engine", leave_out=("model", "draft_vocab_size"))
+    add_model_flags(
+        parser, EngineConfig, "engine", leave_out=("model", "draft_vocab_size", "quantization")
+    )
     add_model_flags(parser, GatewayConfig, "gateway")
     group = parser.add_argument_group("replicas")
     for pool in ("target", "draft"):
@@ -57,9 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal comes."""
     serve_args, pair = serve_args_from(args)
-    with stop_signals_interrupt():
+    with stop_signals_interrupt() as interrupts:
         try:
-            with serving(serve_args, pair) as (base_url, replicas):
+            with serving(serve_args, pair, interrupts) as (base_url, replicas):
                 announce(base_url, replicas)
                 while True:
                     signal.pause()
@@ -122,8 +127,13 @@ def require_free_port(host: str, port: int) -> None:
 
 
 @contextmanager
-def serving(args: ServeArgs, pair: ModelPair) -> Iterator[tuple[str, list[ReplicaDescription]]]:
+def serving(
+    args: ServeArgs, pair: ModelPair, interrupts: Interrupts
+) -> Iterator[tuple[str, list[ReplicaDescription]]]:
     """Serve while inside: yields the base URL and the replicas once the pair is ready.
+
+    At the end new requests are refused while live ones may go on for the gateway's grace; a stop
+    signal cuts that short. No signal disturbs what follows.
 
     Raises:
         ConfigurationError: the application does not start.
@@ -141,18 +151,32 @@ def serving(args: ServeArgs, pair: ModelPair) -> Iterator[tuple[str, list[Replic
     say("specserve: starting Ray")
     from specserve.app import LocalRay
 
+    interrupts.allow(1)  # what a signal begins to clean up, the next must not leave half done
     with LocalRay(args) as local:
-        reinstall_stop_signals()
-        say("specserve: loading models")
-        local.deploy()
-        base_url = url_of(args.gateway)
-        wait_ready(base_url)
-        replicas = local.describe()
-        say(f"specserve: ready after {time.monotonic() - started:.1f} s")
+        interrupts.install()
         try:
-            yield base_url, replicas
+            say("specserve: loading models")
+            local.deploy()
+            base_url = url_of(args.gateway)
+            wait_ready(base_url)
+            replicas = local.describe()
+            say(f"specserve: ready after {time.monotonic() - started:.1f} s")
+            try:
+                yield base_url, replicas
+            finally:
+                _drain(local, args.gateway.shutdown_grace_s, interrupts)
         finally:
-            say("specserve: stopping")
+            interrupts.allow(0)
+
+
+def _drain(local: LocalRay, grace_s: float, interrupts: Interrupts) -> None:
+    say(f"specserve: stopping; live requests have {grace_s:g} s, another signal hurries")
+    try:
+        interrupts.allow(1)
+        local.drain(grace_s)
+    except KeyboardInterrupt:
+        say("specserve: hurrying")
+        local.drain(0)
 
 
 def url_of(gateway: GatewayConfig) -> str:
@@ -196,25 +220,3 @@ def wait_ready(base_url: str) -> None:
                 told = reason
             time.sleep(0.1)
     raise ConfigurationError(f"not ready after {READY_TIMEOUT_S:.0f} s: {reason}")
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt(signal.Signals(number).name)
-
-
-def reinstall_stop_signals() -> None:
-    """Take SIGTERM back: `ray.init` installs a handler of its own."""
-    signal.signal(signal.SIGTERM, _interrupt)
-    signal.signal(signal.SIGINT, _interrupt)
-
-
-@contextmanager
-def stop_signals_interrupt() -> Iterator[None]:
-    """Inside, SIGINT and SIGTERM raise KeyboardInterrupt, so that `with` blocks unwind."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    reinstall_stop_signals()
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -12,6 +12,7 @@ import asyncio
 import json
 from pathlib import Path
 
+from specserve.config_parsing import SUPPORTED_METHODS
 from specserve.errors import ConfigurationError
 from specserve.tools.models import CACHE_HELP
 from specserve.tools.terminal import say
@@ -28,6 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--suite", choices=("parity", "distribution"), default="parity")
     parser.add_argument("--target", metavar="MODEL", help="parity: target; default: embedded")
     parser.add_argument("--draft", metavar="MODEL", help="parity: draft; default: embedded")
+    parser.add_argument(
+        "--method",
+        choices=SUPPORTED_METHODS,
+        default="draft_model",
+        help="parity: proposer (default: %(default)s); distribution tests all of them",
+    )
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--prompts", metavar="FILE", help=PROMPTS_HELP)
     parser.add_argument("--num-prompts", type=int, metavar="N", help="use the first N prompts")
@@ -54,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
                     num_prompts=args.num_prompts,
                     max_tokens=args.max_tokens,
                     num_speculative_tokens=args.num_speculative_tokens,
+                    method=args.method,
                     concurrency=args.concurrency,
                     cache_dir=args.cache_dir,
                 )

@@ -18,6 +18,7 @@ from statistics import NormalDist
 import numpy as np
 import torch
 
+from specserve.config import SpeculativeMethod
 from specserve.model.toy import ToySpec, toy_logits
 from specserve.speculation.transforms import transform
 from specserve.speculation.types import AcceptanceRule, SamplingParams
@@ -27,7 +28,8 @@ from specserve.tools.terminal import Progress, say, table
 
 TARGET = "toy:vocab_size=4,seed=11,order=1,sharpness=1.0"
 DRAFT = "toy:vocab_size=4,seed=11,order=1,sharpness=1.0,noise=0.8,noise_seed=3"
-PROMPT = (1, 2)
+PROMPT = (1, 3, 2, 1, 2, 3, 3, 1, 1, 2)
+"""Tokens follow one another in more than one way, so that lookups have something to guess."""
 LENGTH = 4
 """Tokens per sequence."""
 
@@ -59,6 +61,7 @@ class Case:
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    method: SpeculativeMethod = "draft_model"
 
 
 CASES = (
@@ -68,6 +71,9 @@ CASES = (
     Case("standard K=3, T=0.7, top-p 0.9", AcceptanceRule.STANDARD, 3, 0.7, 0, 0.9),
     Case("standard K=3, top-k 2", AcceptanceRule.STANDARD, 3, 1.0, 2),
     Case("coupled K=3", AcceptanceRule.COUPLED, 3),
+    Case("standard K=3, ngram", AcceptanceRule.STANDARD, 3, method="ngram"),
+    Case("standard K=3, suffix", AcceptanceRule.STANDARD, 3, method="suffix"),
+    Case("standard K=3, cascade", AcceptanceRule.STANDARD, 3, method="cascade"),
 )
 
 
@@ -202,7 +208,8 @@ async def run_law_suite(options: LawOptions) -> LawReport:
         target=TARGET,
         draft=DRAFT,
         num_gateways=0,
-        speculative_config='{"num_speculative_tokens": 3}',
+        # A match of two tokens is long in four-token texts: the cascade then uses both.
+        speculative_config='{"num_speculative_tokens": 3, "cascade_min_match_length": 2}',
     )
     async with (
         LocalPair(spec) as local,
@@ -248,6 +255,7 @@ def _batches(case: Case, index: int, num_draws: int) -> Iterator[tuple[int, list
                     LENGTH,
                     case.num_speculative_tokens,
                     ignore_eos=True,
+                    method=case.method,
                 )
                 for number in numbers
             ],

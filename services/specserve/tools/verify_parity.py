@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from specserve.config import EngineConfig, SpeculativeConfig
+from specserve.config import EngineConfig, SpeculativeConfig, SpeculativeMethod
 from specserve.speculation.randomness import exponential_noise
 from specserve.speculation.types import AcceptanceRule, SamplingParams
 from specserve.tools.generation_client import Generated, GenerationClient, Job
@@ -45,6 +45,7 @@ class ParityOptions:
     num_prompts: int | None
     max_tokens: int
     num_speculative_tokens: int
+    method: SpeculativeMethod
     concurrency: int
     cache_dir: str | None
 
@@ -95,6 +96,7 @@ class ParityReport:
     """What all modes showed."""
 
     dtype: str
+    method: SpeculativeMethod
     modes: tuple[ModeReport, ...]
 
     @property
@@ -133,7 +135,7 @@ class ParityReport:
             "divergences",
             "largest margin",
         )
-        lines = [f"parity, {self.dtype}, near-tie below {TIE_MARGIN[self.dtype]:g}"]
+        lines = [f"parity, {self.method}, {self.dtype}, near-tie below {TIE_MARGIN[self.dtype]:g}"]
         lines.append(table(header, rows))
         lines += [
             f"  {report.mode}: prompt {d.prompt_id} differs first at {d.position}, "
@@ -148,6 +150,7 @@ class ParityReport:
         return {
             "suite": "parity",
             "dtype": self.dtype,
+            "method": self.method,
             "passed": self.passed,
             "modes": [
                 {
@@ -172,7 +175,9 @@ async def run_parity_suite(options: ParityOptions) -> ParityReport:
     from specserve.model.tokenizer import load_tokenizer
 
     speculative = SpeculativeConfig(
-        model=options.draft, num_speculative_tokens=options.num_speculative_tokens
+        method=options.method,
+        model=options.draft,
+        num_speculative_tokens=options.num_speculative_tokens,
     )
     pair = resolve_pair(options.target, speculative, options.cache_dir)
     if pair.speculative is None:
@@ -204,7 +209,7 @@ async def run_parity_suite(options: ParityOptions) -> ParityReport:
             progress(f"{mode.name}: on", 1.0)
             reports.append(_compare(mode, prompts, jobs, on, off))
     progress.close()
-    return ParityReport(options.dtype, tuple(reports))
+    return ParityReport(options.dtype, options.method, tuple(reports))
 
 
 def _job(mode: Mode, options: ParityOptions, index: int, tokens: tuple[int, ...]) -> Job:

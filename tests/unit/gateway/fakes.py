@@ -19,7 +19,7 @@ from specserve.gateway.config import GatewayConfig
 from specserve.gateway.http import create_http_app
 from specserve.gateway.metrics import GatewayMetrics
 from specserve.model.token_table import TokenTable
-from specserve.rpc.codec import pack_ids, unpack_ids
+from specserve.rpc.codec import pack_ids, pack_method, unpack_ids
 from specserve.rpc.v1 import common_pb2, generation_pb2
 from specserve.rpc.v1.generation_pb2 import (
     GenerateRequest,
@@ -175,6 +175,7 @@ def pair(**fields: Any) -> GetPairResponse:
             "num_speculative_tokens": 4,
             "speculation_enabled": True,
             "rejection_sample_method": "auto",
+            "speculative_methods": [pack_method("ngram"), pack_method("suffix")],
             **fields,
         }
     )
@@ -221,6 +222,7 @@ class Exchange:
         path: str,
         body: Mapping[str, Any] | bytes,
         headers: Mapping[str, str] | None = None,
+        method: str = "POST",
     ) -> None:
         self.status: int | None = None
         self.body = b""
@@ -235,7 +237,7 @@ class Exchange:
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": "1.1",
-            "method": "POST",
+            "method": method,
             "path": path,
             "raw_path": path.encode(),
             "root_path": "",

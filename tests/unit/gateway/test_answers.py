@@ -12,6 +12,7 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 
+from specserve.rpc.codec import pack_method
 from specserve.rpc.v1.generation_pb2 import (
     TOKEN_ORIGIN_ACCEPTED,
     TOKEN_ORIGIN_RECOVERED,
@@ -336,6 +337,15 @@ async def test_what_speculation_did_is_told_when_asked_for(path: str) -> None:
         first, last = hello(request)
         last.record.per_step_drafted.extend([3, 3])
         last.record.per_step_accepted.extend([2, 1])
+        methods = [pack_method("draft_model"), pack_method("suffix"), 99]
+        last.record.per_step_proposer.extend(methods[1:])
+        for number, method in enumerate(methods):
+            last.record.proposers.add(
+                proposer=method,
+                num_spec_steps=1,
+                num_draft_tokens=3,
+                num_accepted_draft_tokens=number,
+            )
         first.origins.extend([TOKEN_ORIGIN_ACCEPTED, TOKEN_ORIGIN_ACCEPTED, TOKEN_ORIGIN_RECOVERED])
         last.origins.extend([TOKEN_ORIGIN_ACCEPTED, 99])
         return [first, last]
@@ -351,9 +361,21 @@ async def test_what_speculation_did_is_told_when_asked_for(path: str) -> None:
     assert found["acceptance_histogram"] == [0, 2, 2, 0]
     assert found["per_step_drafted"] == [[3, 3], [3, 3]]
     assert found["per_step_accepted"] == [[2, 1], [2, 1]]
+    assert found["per_step_proposer"] == [["suffix", "unknown"]] * 2
+    names = ("draft_model", "suffix", "unknown")
+    assert found["proposers"] == {
+        name: {
+            "num_spec_steps": 2,
+            "num_draft_tokens": 6,
+            "num_accepted_draft_tokens": 2 * number,
+        }
+        for number, name in enumerate(names)
+    }
     origins = ["accepted", "accepted", "recovered", "accepted", "unknown"]
     assert answer["choices"][1]["token_origins"] == origins
     assert "per_step_drafted" not in summary["metrics"]["speculative_decoding"]
+    assert "per_step_proposer" not in summary["metrics"]["speculative_decoding"]
+    assert set(summary["metrics"]["speculative_decoding"]["proposers"]) == set(names)
     assert "token_origins" not in summary["choices"][0]
     assert chunks[-1]["choices"] == []
     assert chunks[-1]["metrics"] == summary["metrics"]

@@ -166,6 +166,43 @@ async def test_an_error_before_the_first_block_has_its_status(
     assert backend.open == set()
 
 
+INTERNAL = "ipv4:10.0.0.7:7003: Failed to connect to remote host"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.PeerUnavailable("orchestrator", INTERNAL),
+        errors.ModelMismatch("10.0.0.7:7003", "a", "b"),
+        errors.CapacityExhausted(INTERNAL, 1, 0),
+        errors.Draining("replica-10.0.0.7:7003"),
+        errors.DeadlineExpired(INTERNAL, 1.0),
+        errors.SessionNotFound("10.0.0.7:7003"),
+        errors.ModelUnavailable(INTERNAL),
+        RemoteError("Preempted", 10, INTERNAL),
+        RemoteError("", 14, INTERNAL),
+        RemoteError("", 13, INTERNAL),
+    ],
+)
+async def test_a_client_learns_what_is_the_matter_and_the_log_the_rest(
+    error: Exception, streamed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Plain words instead of a peer's text and addresses; these are in the log, with the id."""
+    backend = FakeBackend(lambda _: [block(b"x"), error])
+    body = {"prompt": "hi", "stream": streamed}
+    async with make_client(backend) as client:
+        answer = await client.post(COMPLETIONS, json=body)
+    found = events_of(answer.text)[-1]["error"] if streamed else answer.json()["error"]
+
+    assert len(found["message"].split()) > 3
+    assert "10.0.0.7" not in answer.text
+    assert "ipv4" not in answer.text
+    assert answer.headers["x-request-id"] in caplog.text
+    if not isinstance(error, RemoteError) or error.error:
+        assert "10.0.0.7:7003" in caplog.text
+
+
 @pytest.mark.parametrize("path", PATHS)
 async def test_an_error_in_the_stream_is_one_event_and_the_end(path: str) -> None:
     """B259: no [DONE], no silence; the other choices are given up."""

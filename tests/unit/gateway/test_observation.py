@@ -146,7 +146,7 @@ async def test_metrics_answer_while_nobody_else_does() -> None:
 
 
 async def test_alive_and_ready_are_two_things() -> None:
-    """/health asks nobody; /ready tells why not; without a target requests get that reason too.
+    """/health asks nobody; /ready tells why not; without a target requests are told to come back.
 
     B095, B148: a target whose draft is refused or missing serves all the same, target-only.
     """
@@ -168,16 +168,49 @@ async def test_alive_and_ready_are_two_things() -> None:
         asked = await client.post(COMPLETIONS, json={"prompt": "x"})
 
     assert (health.status_code, health_alone.status_code) == (200, 200)
+    assert health.json()["service"] == "specserve"  # by this `specserve doctor` knows its own kind
     assert (ready.status_code, ready.json()["ready"]) == (503, False)
     assert "token id 7" in ready.json()["reason"]
     assert target_only.status_code == 200
     assert asked.status_code == 503
-    assert "no target replica" in asked.json()["error"]["message"]
-    assert (alone.status_code, alone.json()["reason"]) == (503, "orchestrator: none is known")
+    assert "not ready yet" in asked.json()["error"]["message"]
+    assert alone.status_code == 503
+    assert "cannot be reached" in alone.json()["reason"]
     assert degraded.status_code == 200
     assert degraded.json()["reason"] == "draft lost"
     assert degraded.json()["speculation_enabled"] is False
     assert served.status_code == 200
+
+
+async def test_a_pair_that_is_not_ready_is_logged_once_however_often_it_is_asked_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Polls tell a change and no more; a request that fails is told with its id, and why."""
+    backend = FakeBackend()
+    lost = errors.PeerUnavailable("orchestrator", "ipv4:10.0.0.7:7003: refused")
+    async with make_client(backend, pair_refresh_s=0) as client:
+
+        async def poll() -> None:
+            for _ in range(5):
+                await client.get("/ready")
+                await client.get("/v1/models")
+
+        backend.pair_error = lost
+        await poll()
+        asked = await client.post(COMPLETIONS, json={"prompt": "x"})
+        backend.pair_error = None
+        await poll()
+        backend.pair = pair(ready=False, reason="no draft replica is loaded")
+        await poll()
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    request_id = asked.headers["x-request-id"]
+
+    assert lines == [
+        f"not ready: {lost}",
+        f"{request_id} failed: PeerUnavailable: {lost}",
+        f"ready again: {MODEL}",
+        "not ready: no draft replica is loaded",
+    ]
 
 
 async def test_the_pair_is_asked_for_once_in_a_while() -> None:

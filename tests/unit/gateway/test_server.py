@@ -96,38 +96,62 @@ async def test_a_dropped_connection_frees_the_choice(streamed: bool) -> None:
         await backend.until(lambda: not backend.open)
 
 
-async def test_stopping_lets_running_requests_finish() -> None:
-    """A stop refuses new connections, waits for what runs, and then ends."""
+async def test_stopping_refuses_new_requests_and_lets_running_ones_finish() -> None:
+    """A stop answers 503 with Retry-After, waits for what runs, and then ends."""
     go_on = asyncio.Event()
     backend = FakeBackend(lambda _: [block(b"x"), go_on, block(b"y", STOP)])
     async with gateway(backend) as running, httpx.AsyncClient(base_url=running.url) as client:
         asked = asyncio.create_task(client.post("/v1/completions", json={"prompt": "x"}))
         await backend.until(lambda: bool(backend.open))
         running.task.cancel()
+        refused = await client.post("/v1/chat/completions", json={"messages": []})
+        ready, health = await client.get("/ready"), await client.get("/health")
         go_on.set()
         answer = await asyncio.wait_for(asked, 5)
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(running.task, 5)
 
     assert answer.json()["choices"][0]["text"] == "xy"
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    assert refused.json()["error"]["code"] == "draining"
+    assert (ready.status_code, ready.json()["ready"]) == (503, False)
+    assert health.status_code == 200
 
 
-@pytest.mark.slow
-async def test_stopping_gives_up_what_does_not_finish() -> None:
-    """After the grace period choices are freed and the server is gone."""
+@pytest.mark.parametrize("how", ["the grace ends", "a second stop"])
+async def test_stopping_gives_up_what_does_not_finish_and_says_so(how: str) -> None:
+    """Streams end with one error event, other requests with a 503; choices are freed."""
     backend = FakeBackend(lambda _: [block(b"x"), asyncio.Event()])
+    grace_s = 0.0 if how == "the grace ends" else 600.0
+    body = {"prompt": "x", "stream": True}
     async with (
-        gateway(backend, shutdown_grace_s=1) as running,
+        gateway(backend, shutdown_grace_s=grace_s) as running,
         httpx.AsyncClient(base_url=running.url) as client,
+        client.stream("POST", "/v1/completions", json=body) as streamed,
     ):
+        parts = streamed.aiter_text()
+        received = await anext(parts)
         asked = asyncio.create_task(client.post("/v1/completions", json={"prompt": "x"}))
-        await backend.until(lambda: bool(backend.open))
+        await backend.until(lambda: len(backend.open) == 2)
         running.task.cancel()
+        if how == "a second stop":
+            await until_not_ready(client)
+            running.task.cancel()
+        received += "".join([part async for part in parts])
+        answer = await asyncio.wait_for(asked, 5)
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(running.task, 5)
-        await asyncio.gather(asked, return_exceptions=True)
 
+    assert events_of(received)[-1]["error"]["code"] == "draining"
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "draining")
     assert backend.open == set()
+
+
+async def until_not_ready(client: httpx.AsyncClient) -> None:
+    """Wait until new requests are refused."""
+    async with asyncio.timeout(5):
+        while (await client.get("/ready")).status_code == 200:
+            pass
 
 
 async def test_a_taken_port_is_an_error_at_once() -> None:

@@ -8,8 +8,18 @@ from typing import Any
 
 import pytest
 
-from specserve.rpc.codec import unpack_ids
-from unit.gateway.fakes import MAX_MODEL_LEN, MODEL, VOCAB_SIZE, FakeBackend, make_client, pair
+from specserve.config import SpeculativeMethod
+from specserve.rpc.codec import pack_method, unpack_ids, unpack_method
+from unit.gateway.fakes import (
+    MAX_MODEL_LEN,
+    MODEL,
+    VOCAB_SIZE,
+    Exchange,
+    FakeBackend,
+    make_app,
+    make_client,
+    pair,
+)
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -74,6 +84,9 @@ SHARED_WRONG: list[tuple[str, Any]] = [
     ("num_speculative_tokens", -1),
     ("num_speculative_tokens", 5),
     ("num_speculative_tokens", 2**80),
+    ("speculative_method", "eagle"),
+    ("speculative_method", "cascade"),
+    ("speculative_method", 1),
     ("rejection_sample_method", "block"),
     ("rejection_sample_method", 1),
     ("speculation_metrics", "all"),
@@ -400,6 +413,28 @@ async def test_the_pair_s_own_rule_holds_where_the_request_names_none() -> None:
 
 
 @pytest.mark.parametrize(
+    ("methods", "told"),
+    [(("ngram", "suffix"), "ngram or suffix"), ((), "none, for speculation is off")],
+)
+async def test_a_method_that_is_not_offered_is_answered_with_those_that_are(
+    methods: tuple[SpeculativeMethod, ...], told: str
+) -> None:
+    """A 400 that names the field, and no orchestrator sees the request."""
+    backend = FakeBackend()
+    backend.pair = pair(speculative_methods=map(pack_method, methods))
+    async with make_client(backend) as client:
+        answer = await client.post(
+            COMPLETIONS, json={"prompt": "x", "speculative_method": "cascade"}
+        )
+    error = answer.json()["error"]
+
+    assert answer.status_code == 400
+    assert error["param"] == "speculative_method"
+    assert f"this deployment offers {told}" in error["message"]
+    assert backend.requests == []
+
+
+@pytest.mark.parametrize(
     ("seed", "sent"), [(0, 0), (-1, 2**64 - 1), (2**63, 2**63), (2**64 - 1, 2**64 - 1), (7, 7)]
 )
 async def test_seeds_are_taken_modulo_two_to_the_64(seed: int, sent: int) -> None:
@@ -438,6 +473,7 @@ async def test_every_field_reaches_the_request() -> None:
         "ignore_eos": True,
         "skip_special_tokens": False,
         "num_speculative_tokens": 0,
+        "speculative_method": "suffix",
         "logprobs": 3,
         "speculation_metrics": "detailed",
     }
@@ -456,6 +492,7 @@ async def test_every_field_reaches_the_request() -> None:
     assert request.include_special_tokens
     assert request.include_origins
     assert request.num_speculative_tokens_plus_one == 1
+    assert unpack_method(request.speculative_method) == "suffix"
     assert request.timeout_s == 12
     assert request.committed_token_ids == b""
 
@@ -502,3 +539,63 @@ async def test_top_k_minus_one_keeps_all() -> None:
         await client.post(COMPLETIONS, json={"prompt": "x", "top_k": -1})
 
     assert backend.requests[0].sampling.top_k == 0
+
+
+LONG = "x" * 100_000
+HUGE = int("9" * 4000)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        *((path, {"model": LONG}) for path in (COMPLETIONS, CHAT)),
+        *((path, {LONG: 1}) for path in (COMPLETIONS, CHAT)),
+        *((path, {"n": HUGE}) for path in (COMPLETIONS, CHAT)),
+        *((path, {"num_speculative_tokens": HUGE}) for path in (COMPLETIONS, CHAT)),
+        *((path, {"rejection_sample_method": LONG}) for path in (COMPLETIONS, CHAT)),
+        *((path, {"speculative_method": LONG}) for path in (COMPLETIONS, CHAT)),
+        *((path, {"stop_token_ids": [HUGE]}) for path in (COMPLETIONS, CHAT)),
+        *((path, {"temperature": HUGE}) for path in (COMPLETIONS, CHAT)),
+        *((path, {"seed": LONG}) for path in (COMPLETIONS, CHAT)),
+        *((path, {"stream": True, "stream_options": {LONG: 1}}) for path in (COMPLETIONS, CHAT)),
+        (COMPLETIONS, {"logprobs": HUGE}),
+        (COMPLETIONS, {"prompt": [HUGE]}),
+        (CHAT, {"logprobs": True, "top_logprobs": HUGE}),
+        (CHAT, {"messages": [{"role": LONG, "content": "x"}]}),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": LONG, "text": "x"}]}]}),
+        (CHAT, {"messages": [{"role": "user", "content": "x", LONG: 1}]}),
+    ],
+)
+async def test_an_error_repeats_no_more_than_the_beginning_of_a_value(
+    path: str, fields: dict[str, Any]
+) -> None:
+    """However long the value, and the field is named all the same."""
+    backend = FakeBackend()
+    async with make_client(backend) as client:
+        answer = await client.post(path, json=body_for(path, fields))
+
+    assert answer.status_code == (404 if "model" in fields else 400)
+    assert answer.json()["error"]["param"]
+    assert len(answer.content) < 600
+    assert backend.requests == []
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", f"/v1/models/{LONG}"),
+        ("GET", f"/{LONG}"),
+        ("DELETE", f"/v1/models/{LONG}"),
+        ("X" * 1000, "/v1/models"),
+    ],
+)
+async def test_an_error_repeats_no_more_than_the_beginning_of_a_path(
+    method: str, path: str
+) -> None:
+    """Paths and methods are a client's values too."""
+    exchange = Exchange(make_app(FakeBackend()), path, {}, method=method)
+    exchange.read_all()
+    await exchange.start()
+
+    assert exchange.status in (404, 405)
+    assert len(exchange.body) < 600

@@ -17,7 +17,9 @@ from specserve.speculation.types import AcceptanceRule
 
 TABLE = TokenTable((b"<eos>", b"a", b"b", b"c", b"d"), frozenset({0}))
 VOCABULARY = Vocabulary(TABLE.fingerprint, TABLE, (0,))
-LIMITS = PairLimits(max_model_len=16, num_speculative_tokens=4)
+LIMITS = PairLimits(
+    max_model_len=16, num_speculative_tokens=4, method="ngram", methods=("ngram", "suffix")
+)
 
 
 def make(**fields: Any) -> generation_pb2.GenerateRequest:
@@ -69,6 +71,8 @@ def make(**fields: Any) -> generation_pb2.GenerateRequest:
         ("timeout_s", {"timeout_s": -1.0}),
         ("timeout_s", {"timeout_s": math.nan}),
         ("timeout_s", {"timeout_s": math.inf}),
+        ("speculative_method", {"speculative_method": 9}),
+        ("speculative_method", {"speculative_method": codec.pack_method("cascade")}),
         ("num_logprobs", {"sampling_num_logprobs_plus_one": MAX_LOGPROBS + 2}),
         ("num_logprobs", {"sampling_num_logprobs_plus_one": 2**32 - 1}),
         ("sampling.rule", {"sampling_rule": 0}),
@@ -123,6 +127,18 @@ def test_k_is_the_configured_one_unless_named(plus_one: int, k: int) -> None:
     """0 takes the configured K, 1 switches speculation off."""
     state, _ = admit(make(num_speculative_tokens_plus_one=plus_one), VOCABULARY, LIMITS)
     assert state.num_speculative_tokens == k
+
+
+def test_the_method_is_the_configured_one_unless_named() -> None:
+    """And one that is not offered is answered with those that are."""
+    for named, method in ((None, "ngram"), ("suffix", "suffix"), ("ngram", "ngram")):
+        state, _ = admit(make(speculative_method=codec.pack_method(named)), VOCABULARY, LIMITS)
+        assert state.method == method
+    request = make(speculative_method=codec.pack_method("draft_model"))
+    with pytest.raises(InvalidRequest, match="draft_model; this deployment offers ngram or suffix"):
+        admit(request, VOCABULARY, LIMITS)
+    with pytest.raises(InvalidRequest, match="speculation is off"):
+        admit(request, VOCABULARY, PairLimits(max_model_len=16, num_speculative_tokens=0))
 
 
 def test_ignored_eos_ends_nothing() -> None:

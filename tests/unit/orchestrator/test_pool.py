@@ -65,6 +65,16 @@ async def test_avoided_replica_is_taken_only_when_there_is_no_other() -> None:
         assert pool.choose() is None
 
 
+async def test_only_a_draining_replica_has_a_successor() -> None:
+    """A session moves away from one that drains, if there is one that does not."""
+    async with pool_of(FakeReplica(), FakeReplica()) as (pool, links):
+        assert pool.successor(links[0]) is None
+        links[0].draining = True
+        assert pool.successor(links[0]) is links[1]
+        links[1].draining = True
+        assert pool.successor(links[0]) is None
+
+
 async def test_unchecked_replica_is_not_used_and_a_waiter_hears_of_its_approval() -> None:
     """Nothing is opened before draft and target were compared."""
     async with pool_of(FakeReplica(), approve=False) as (pool, links):

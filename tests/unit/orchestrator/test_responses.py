@@ -117,8 +117,8 @@ def test_record_travels_with_its_steps_only_when_asked() -> None:
     """Per-step lists grow with the text; counters do not."""
     record = Record()
     for accepted in (4, 0, 2):
-        record.add(K, origins_of(K, Verification(accepted, 9)))
-    record.add(0, origins_of(0, Verification(0, 9)))
+        record.add(K, origins_of(K, Verification(accepted, 9)), "suffix")
+    record.add(0, origins_of(0, Verification(0, 9)), None)
     record.draft_s, record.verify_s = 0.5, 1.5
     short, full = (record_message(record, detailed=detailed) for detailed in (False, True))
     for message in (short, full):
@@ -128,5 +128,11 @@ def test_record_travels_with_its_steps_only_when_asked() -> None:
         assert message.num_plain_tokens == 1
         assert list(message.accepted_per_position) == [2, 2, 1, 1]
         assert (message.draft_s, message.verify_s) == (0.5, 1.5)
+        (counts,) = message.proposers
+        assert counts.proposer == generation_pb2.SPECULATIVE_METHOD_SUFFIX
+        assert (counts.num_spec_steps, counts.num_draft_tokens) == (3, 12)
+        assert counts.num_accepted_draft_tokens == 6
     assert list(short.per_step_drafted) == []
     assert list(full.per_step_accepted) == [4, 0, 2]
+    assert list(short.per_step_proposer) == []
+    assert list(full.per_step_proposer) == [generation_pb2.SPECULATIVE_METHOD_SUFFIX] * 3

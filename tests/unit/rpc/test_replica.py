@@ -16,13 +16,13 @@ from helpers.waiting import eventually
 from specserve.config import ServerConfig
 from specserve.draft.servicer import DraftServicer, DraftWire
 from specserve.errors import CapacityExhausted, ConfigurationError, PeerUnavailable, SpecServeError
-from specserve.model.engine_base import Message
 from specserve.model.messages import (
     CallFailed,
     CallTiming,
     Cancel,
     EngineLoad,
     EngineOutput,
+    Message,
     ModelInfo,
     ProposeCall,
     ProposeReply,
@@ -30,7 +30,8 @@ from specserve.model.messages import (
 )
 from specserve.rpc import codec
 from specserve.rpc.channel import MAX_FRAME_ITEMS
-from specserve.rpc.replica import MAX_RESTARTS, ReplicaServer
+from specserve.rpc.device_supervisor import MAX_RESTARTS
+from specserve.rpc.replica import ReplicaServer
 from specserve.rpc.replica_service import ReplicaService
 from specserve.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 
@@ -470,7 +471,7 @@ async def test_noise_at_the_port_leaves_the_process_alive_B239() -> None:
             garbled = channel.stream_stream("/specserve.rpc.v1.DraftService/Propose")
             stream = garbled()
             await stream.write(noise.randbytes(300))
-            assert await stream.code() is not grpc.StatusCode.OK
+            assert await stream.code() is grpc.StatusCode.INVALID_ARGUMENT
             stub = draft_pb2_grpc.DraftServiceStub(channel)
             model = await stub.GetModel(common_pb2.GetModelRequest())
             assert model.replica_id == "draft-test"

@@ -22,45 +22,54 @@ MAX_HEADS = 4
 """Query heads of one key head attended at once."""
 
 _DOT = "@llvm.x86.avx512bf16.dpbf16ps.512"
+_ROUND = "@llvm.x86.avx512bf16.cvtne2ps2bf16.512"
 
 _SUM = "@llvm.vector.reduce.fadd.v16f32"
 
 _DECLARATIONS = f"""
 declare <16 x float> {_DOT}(<16 x float>, <32 x bfloat>, <32 x bfloat>)
 declare float {_SUM}(float, <16 x float>)
+declare <32 x bfloat> {_ROUND}(<16 x float>, <16 x float>)
 declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
 declare <16 x float> @llvm.fma.v16f32(<16 x float>, <16 x float>, <16 x float>)
 """
 
 
 def module_text(head_dim: int) -> str:
-    """Return the whole module: `matmul_R`, `score_G` and `mix_G` for all R and G.
+    """Return the whole module: `matmul_R`, `matmul8_R`, `score_G` and `mix_G` for all R and G.
 
     Args:
         head_dim: elements of a key and of a value head, a multiple of 32.
     """
     parts = [_DECLARATIONS]
-    parts += [_matmul(rows) for rows in range(1, MAX_ROWS + 1)]
-    parts += [_score(heads, head_dim) for heads in range(1, MAX_HEADS + 1)]
-    parts += [_mix(heads, head_dim) for heads in range(1, MAX_HEADS + 1)]
+    parts += [_matmul(rows, is_int8) for is_int8 in (False, True) for rows in _up_to(MAX_ROWS)]
+    parts += [_score(heads, head_dim) for heads in _up_to(MAX_HEADS)]
+    parts += [_mix(heads, head_dim) for heads in _up_to(MAX_HEADS)]
     return "\n".join(parts)
 
 
-def _matmul(rows: int) -> str:
+def _up_to(count: int) -> range:
+    return range(1, count + 1)
+
+
+def _matmul(rows: int, is_int8: bool) -> str:
     """Multiply `rows` rows by `%panels` weight panels.
 
-    %weights: panels of [K / 2][4][16][2] bfloat16; %x: [rows, K] bfloat16, a pair read as one i32;
-    %y: [rows, %stride] float32; %pairs: K / 2; %ahead: bytes from a weight to the one that is
-    fetched into the cache with it.
+    %weights: panels of [K / 2][4][16][2] bfloat16 or int8; %x: [rows, K] bfloat16, a pair read as
+    one i32; %y: [rows, %stride] float32; %pairs: K / 2; %ahead: bytes from a weight to the one
+    that is fetched into the cache with it; %scales: what an int8 output's sum is multiplied by,
+    one float32 an output.
     """
+    element = 1 if is_int8 else 2
     out = [
-        f"define void @matmul_{rows}(ptr %weights, ptr %x, ptr %y, i64 %pairs,",
-        " i64 %stride, i64 %panels, i64 %ahead) {",
+        f"define void @matmul{'8' * is_int8}_{rows}(ptr %weights, ptr %x, ptr %y, i64 %pairs,",
+        " i64 %stride, i64 %panels, i64 %ahead, ptr %scales) {",
         "entry:\n br label %panel",
         "panel:\n %n = phi i64 [0, %entry], [%next_n, %store]",
-        f" %w0 = mul i64 %n, %pairs\n %w1 = mul i64 %w0, {4 * PANEL}",
+        f" %w0 = mul i64 %n, %pairs\n %w1 = mul i64 %w0, {2 * element * PANEL}",
         " %w = getelementptr i8, ptr %weights, i64 %w1",
         f" %y0 = mul i64 %n, {4 * PANEL}\n %out = getelementptr i8, ptr %y, i64 %y0",
+        " %factors = getelementptr i8, ptr %scales, i64 %y0",
         " br label %loop",
         "loop:\n %i = phi i64 [0, %panel], [%next_i, %loop]",
     ]
@@ -73,10 +82,10 @@ def _matmul(rows: int) -> str:
     for v in range(PANEL_REGISTERS):
         out += [
             f" %i{v}.w = add i64 %i0, {v}",
-            f" %p{v} = getelementptr <32 x bfloat>, ptr %w, i64 %i{v}.w",
-            f" %w{v}.v = load <32 x bfloat>, ptr %p{v}, align 64",
+            f" %p{v} = getelementptr <32 x i{8 * element}>, ptr %w, i64 %i{v}.w",
             f" %p{v}.n = getelementptr i8, ptr %p{v}, i64 %ahead",
             f" call void @llvm.prefetch.p0(ptr %p{v}.n, i32 0, i32 2, i32 1)",
+            *(_widen(v) if is_int8 else [f" %w{v}.v = load <32 x bfloat>, ptr %p{v}, align 64"]),
         ]
     for r in range(rows):
         out += [
@@ -97,11 +106,18 @@ def _matmul(rows: int) -> str:
         "store:",
     ]
     out += [f" %s{r} = mul i64 %stride, {r}" for r in range(rows)]
+    if is_int8:
+        for v in range(PANEL_REGISTERS):
+            out += [
+                f" %f{v}.p = getelementptr <16 x float>, ptr %factors, i64 {v}",
+                f" %f{v} = load <16 x float>, ptr %f{v}.p, align 4",
+            ]
+            out += [f" %c{r}.{v} = fmul <16 x float> %b{r}.{v}, %f{v}" for r in range(rows)]
     for r, v in registers:
         out += [
             f" %s{r}.{v} = add i64 %s{r}, {LANES * v}",
             f" %q{r}.{v} = getelementptr float, ptr %out, i64 %s{r}.{v}",
-            f" store <16 x float> %b{r}.{v}, ptr %q{r}.{v}, align 4",
+            f" store <16 x float> %{'c' if is_int8 else 'b'}{r}.{v}, ptr %q{r}.{v}, align 4",
         ]
     out += [
         " %next_n = add i64 %n, 1\n %another = icmp slt i64 %next_n, %panels",
@@ -109,6 +125,23 @@ def _matmul(rows: int) -> str:
         "done:\n ret void\n}",
     ]
     return "\n".join(out)
+
+
+def _widen(v: int) -> list[str]:
+    """Load 32 int8 weights as bfloat16: all of -127 ... 127 are exact."""
+    out = [f" %w{v}.b = load <32 x i8>, ptr %p{v}, align 32"]
+    for half, first in (("l", 0), ("h", LANES)):
+        lanes = ", ".join(f"i32 {first + lane}" for lane in range(LANES))
+        out += [
+            f" %w{v}.{half}b = shufflevector <32 x i8> %w{v}.b, <32 x i8> poison,",
+            f" <16 x i32> <{lanes}>",
+            f" %w{v}.{half}i = sext <16 x i8> %w{v}.{half}b to <16 x i32>",
+            f" %w{v}.{half}f = sitofp <16 x i32> %w{v}.{half}i to <16 x float>",
+        ]
+    out.append(
+        f" %w{v}.v = call <32 x bfloat> {_ROUND}(<16 x float> %w{v}.hf, <16 x float> %w{v}.lf)"
+    )
+    return out
 
 
 def _score(heads: int, dim: int) -> str:

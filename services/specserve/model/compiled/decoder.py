@@ -46,6 +46,7 @@ _NO_WINDOW = 1 << 40
 def _run_layers(
     kernels: Any,
     weights: Any,
+    element_bytes: Any,
     norms: Any,
     biases: Any,
     eps: Any,
@@ -69,7 +70,7 @@ def _run_layers(
     joined_bias, output_bias = biases
     for layer in range(weights.shape[0]):
         normalise(hidden, norms[layer, 0], eps, normed)
-        matmul(matmul_kernels, weights[layer, 0], normed, joined)
+        matmul(matmul_kernels, weights[layer, 0], element_bytes, normed, joined)
         turn_and_store(
             joined, joined_bias[layer], cos, sin, slots, query, keys[layer], values[layer]
         )
@@ -89,19 +90,26 @@ def _run_layers(
             sums,
             attended,
         )
-        matmul(matmul_kernels, weights[layer, 1], attended, back)
+        matmul(matmul_kernels, weights[layer, 1], element_bytes, attended, back)
         add(hidden, back, output_bias[layer])
         normalise(hidden, norms[layer, 1], eps, normed)
-        matmul(matmul_kernels, weights[layer, 2], normed, wide)
+        matmul(matmul_kernels, weights[layer, 2], element_bytes, normed, wide)
         gate(wide, inner)
-        matmul(matmul_kernels, weights[layer, 3], inner, back)
+        matmul(matmul_kernels, weights[layer, 3], element_bytes, inner, back)
         add(hidden, back, output_bias[layer, :0])
 
 
 class CompiledDecoder:
     """Runs a whole model. Takes the model's weights over and frees them layer by layer."""
 
-    def __init__(self, model: PreTrainedModel, layers: Sequence[LayerShape]) -> None:
+    def __init__(
+        self, model: PreTrainedModel, layers: Sequence[LayerShape], *, is_int8: bool = False
+    ) -> None:
+        """Pack a model that `fits`.
+
+        Args:
+            is_int8: round the weights to int8, for a draft: half of what a step reads.
+        """
         config = model.config
         decoder: Any = model.get_decoder()
         self._shape = layers[0]
@@ -117,8 +125,9 @@ class CompiledDecoder:
         self._embedding: torch.Tensor = decoder.embed_tokens.weight.detach()  # [V, H]
         head: Any = model.get_output_embeddings()
         self._num_columns: int = head.weight.shape[0]
-        self._store = PanelStore(self._num_elements(len(layers)))
-        self._weights = np.zeros((len(layers), 4), np.int64)
+        self._matmul = self._kernels.matmul8 if is_int8 else self._kernels.matmul
+        self._store = PanelStore(self._num_elements(len(layers)), is_int8=is_int8)
+        self._weights = np.zeros((len(layers), 4, 2), np.int64)
         self._norms = np.zeros((len(layers), 2, self._hidden_size), np.float32)
         joined_biases, output_biases = [], []
         for index, layer in enumerate(decoder.layers):
@@ -137,7 +146,7 @@ class CompiledDecoder:
             decoder.layers[index] = nn.Identity()
         self._biases = (np.stack(joined_biases), np.stack(output_biases))
         self._final_norm = _float32(decoder.norm.weight)
-        self._head = self._store.add(head.weight)
+        self._head = np.array(self._store.add(head.weight))
         model.set_output_embeddings(nn.Identity())
 
     @staticmethod
@@ -177,8 +186,9 @@ class CompiledDecoder:
         hidden = nn.functional.embedding(token_ids, self._embedding).float().numpy()  # [T, H]
         keys, values = pool.stacked()
         _run_layers(
-            (self._kernels.matmul, self._kernels.score, self._kernels.mix),
+            (self._matmul, self._kernels.score, self._kernels.mix),
             self._weights,
+            self._store.element_bytes,
             self._norms,
             self._biases,
             self._eps,
@@ -206,7 +216,7 @@ class CompiledDecoder:
         logits = np.empty((len(hidden), padded_outputs(self._num_columns)), np.float32)
         if len(hidden):
             normalise(hidden, self._final_norm, self._eps, normed)
-            matmul(self._kernels.matmul, self._head, normed, logits)
+            matmul(self._matmul, self._head, self._store.element_bytes, normed, logits)
         return torch.from_numpy(logits[:, : self._num_columns])
 
     def _scratch(self, rows: int, longest: int) -> tuple[npt.NDArray[Any], ...]:

@@ -41,6 +41,8 @@ class Kernels:
 
     matmul: npt.NDArray[np.int64]
     """[MAX_ROWS + 1]"""
+    matmul8: npt.NDArray[np.int64]
+    """The same for int8 weights."""
     score: npt.NDArray[np.int64]
     """[MAX_HEADS + 1]"""
     mix: npt.NDArray[np.int64]
@@ -68,6 +70,7 @@ def compile_kernels(head_dim: int) -> Kernels:
 
     return Kernels(
         matmul=addresses("matmul", MAX_ROWS),
+        matmul8=addresses("matmul8", MAX_ROWS),
         score=addresses("score", MAX_HEADS),
         mix=addresses("mix", MAX_HEADS),
         engine=engine,
@@ -82,23 +85,43 @@ def padded_outputs(num_outputs: int) -> int:
 class PanelStore:
     """One stretch of memory, in huge pages where there are any, that holds packed weights."""
 
-    def __init__(self, num_elements: int) -> None:
-        """Reserve room for so many bfloat16 elements, panels counted whole."""
-        self._memory = torch.empty(num_elements + _ALIGNMENT // 2, dtype=torch.int16)
-        prefer_huge_pages(self._memory.data_ptr(), self._memory.nbytes)
-        self._used = (-self._memory.data_ptr() // 2) % (_ALIGNMENT // 2)
+    def __init__(self, num_elements: int, *, is_int8: bool = False) -> None:
+        """Reserve room for so many elements, panels counted whole.
 
-    def add(self, weight: torch.Tensor) -> int:
-        """Pack an [out, in] bfloat16 weight, missing outputs zero; return its address.
+        Args:
+            is_int8: round weights to 127 steps each way, one scale an output; else bfloat16.
+        """
+        self._type = torch.int8 if is_int8 else torch.bfloat16
+        self._memory = torch.empty(num_elements + _ALIGNMENT, dtype=self._type)
+        prefer_huge_pages(self._memory.data_ptr(), self._memory.nbytes)
+        self._used = -self._memory.data_ptr() % _ALIGNMENT // self._type.itemsize
+        self._scales: list[torch.Tensor] = []
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of a weight."""
+        return self._type.itemsize
+
+    def add(self, weight: torch.Tensor) -> tuple[int, int]:
+        """Pack an [out, in] bfloat16 weight, missing outputs zero.
 
         Panels of [in / 2][4][16][2]: a register holds 16 outputs of two neighbouring inputs.
+
+        Returns:
+            The address of the panels, and that of the scales (0 where there are none).
         """
         outputs, inputs = weight.shape
         missing = padded_outputs(outputs) - outputs
         whole = torch.nn.functional.pad(weight.detach(), (0, 0, 0, missing))
-        panels = whole.view(torch.int16).reshape(-1, PANEL // 16, 16, inputs // 2, 2)
+        scales_address = 0
+        if self._type == torch.int8:
+            scales = (whole.abs().amax(1).float() / 127).clamp_min(1e-30)  # [out]
+            whole = (whole.float() / scales[:, None]).round().to(torch.int8)
+            self._scales.append(scales)
+            scales_address = scales.data_ptr()
+        panels = whole.reshape(-1, PANEL // 16, 16, inputs // 2, 2)
         size = whole.numel()
         begin, self._used = self._used, self._used + size
         place = self._memory[begin : self._used]
         place.view(-1, inputs // 2, PANEL // 16, 16, 2).copy_(panels.permute(0, 3, 1, 2, 4))
-        return self._memory.data_ptr() + 2 * begin
+        return self._memory.data_ptr() + begin * self.element_bytes, scales_address

@@ -43,11 +43,20 @@ def _type_call5(typing_context: Any, address: Any, a: Any, b: Any, c: Any, d: An
     return types.void(*[types.int64] * 6), _calling(5)
 
 
-def _type_call7(
-    typing_context: Any, address: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any
+def _type_call8(
+    typing_context: Any,
+    address: Any,
+    a: Any,
+    b: Any,
+    c: Any,
+    d: Any,
+    e: Any,
+    f: Any,
+    g: Any,
+    h: Any,
 ) -> Any:
-    """Call compiled code by its address, with seven integers or pointers."""
-    return types.void(*[types.int64] * 8), _calling(7)
+    """Call compiled code by its address, with eight integers or pointers."""
+    return types.void(*[types.int64] * 9), _calling(8)
 
 
 def _calling(count: int) -> Any:
@@ -60,7 +69,7 @@ def _calling(count: int) -> Any:
 
 
 _call5: Any = intrinsic(_type_call5)
-_call7: Any = intrinsic(_type_call7)
+_call8: Any = intrinsic(_type_call8)
 
 
 @njit(inline="always", **OPTIONS)  # type: ignore[untyped-decorator]
@@ -89,30 +98,47 @@ def _exp(x: Any) -> Any:
 
 
 @njit(**OPTIONS)  # type: ignore[untyped-decorator]
-def matmul(kernels: Any, weights: Any, rows: Any, out: Any) -> None:
-    """Multiply [T, K] rows by packed panels (an address) into [T, whole panels] float32."""
+def matmul(kernels: Any, weights: Any, element_bytes: Any, rows: Any, out: Any) -> None:
+    """Multiply [T, K] bfloat16 rows by packed panels into [T, whole panels] float32.
+
+    Args:
+        kernels: addresses by the number of rows.
+        weights: addresses of the panels and of their scales.
+        element_bytes: bytes of a weight.
+    """
     count, inputs = rows.shape
     stride = out.shape[1]
     panels = stride // PANEL
     x, y = rows.ctypes.data, out.ctypes.data
-    panel_bytes = PANEL * inputs * 2
+    panel_bytes = PANEL * inputs * element_bytes
     if count <= MAX_ROWS:
-        _call7(kernels[count], weights, x, y, inputs // 2, stride, panels, panel_bytes)
+        _call8(
+            kernels[count],
+            weights[0],
+            x,
+            y,
+            inputs // 2,
+            stride,
+            panels,
+            panel_bytes,
+            weights[1],
+        )
         return
     parts = -(-count // MAX_ROWS)
     # A panel stays in the cache while all rows pass by; their products hide fetching the next.
     for panel in range(panels):
         for part in range(parts):
             begin, end = count * part // parts, count * (part + 1) // parts
-            _call7(
+            _call8(
                 kernels[end - begin],
-                weights + panel * panel_bytes,
+                weights[0] + panel * panel_bytes,
                 x + begin * inputs * 2,
                 y + (begin * stride + panel * PANEL) * 4,
                 inputs // 2,
                 stride,
                 1,
                 panel_bytes,
+                weights[1] + panel * PANEL * 4,
             )
 
 

@@ -113,18 +113,22 @@ class DrainNotice(_message.Message):
     def __init__(self, deadline_s: _Optional[float] = ...) -> None: ...
 
 class CallTiming(_message.Message):
-    __slots__ = ("queue_s", "forward_s", "batch_size", "rows", "cached_tokens")
+    __slots__ = ("queue_s", "forward_s", "batch_size", "rows", "cached_tokens", "hidden_tokens", "hidden_s")
     QUEUE_S_FIELD_NUMBER: _ClassVar[int]
     FORWARD_S_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_S_FIELD_NUMBER: _ClassVar[int]
     queue_s: float
     forward_s: float
     batch_size: int
     rows: int
     cached_tokens: int
-    def __init__(self, queue_s: _Optional[float] = ..., forward_s: _Optional[float] = ..., batch_size: _Optional[int] = ..., rows: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+    hidden_tokens: int
+    hidden_s: float
+    def __init__(self, queue_s: _Optional[float] = ..., forward_s: _Optional[float] = ..., batch_size: _Optional[int] = ..., rows: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., hidden_tokens: _Optional[int] = ..., hidden_s: _Optional[float] = ...) -> None: ...
 
 class CallError(_message.Message):
     __slots__ = ("code", "error", "message", "matching_length")

@@ -25,35 +25,41 @@ _sym_db = _symbol_database.Default()
 from specserve.rpc.v1 import common_pb2 as specserve_dot_rpc_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!specserve/rpc/v1/generation.proto\x12\x10specserve.rpc.v1\x1a\x1dspecserve/rpc/v1/common.proto\"\xfa\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x01(\x0c\x12\x1b\n\x13\x63ommitted_token_ids\x18\x03 \x01(\x0c\x12\x32\n\x08sampling\x18\x04 \x01(\x0b\x32 .specserve.rpc.v1.SamplingParams\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\'\n\x1fnum_speculative_tokens_plus_one\x18\x06 \x01(\r\x12\x0c\n\x04stop\x18\x07 \x03(\x0c\x12\x16\n\x0estop_token_ids\x18\x08 \x01(\x0c\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\x13\n\x0btenant_salt\x18\n \x01(\x0c\x12\x10\n\x08priority\x18\x0b \x01(\x11\x12\x11\n\ttimeout_s\x18\x0c \x01(\x01\x12\x17\n\x0finclude_origins\x18\r \x01(\x08\x12\x1e\n\x16include_special_tokens\x18\x0e \x01(\x08\"\x9e\x02\n\x10GenerateResponse\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x0c\n\x04text\x18\x02 \x01(\x0c\x12\x30\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1e.specserve.rpc.v1.TokenLogprob\x12.\n\x07origins\x18\x04 \x03(\x0e\x32\x1d.specserve.rpc.v1.TokenOrigin\x12\x35\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x1e.specserve.rpc.v1.FinishReason\x12\x1b\n\x13stop_index_plus_one\x18\x06 \x01(\r\x12\x33\n\x06record\x18\x07 \x01(\x0b\x32#.specserve.rpc.v1.SpeculationRecord\"L\n\x0cTokenLogprob\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x02 \x01(\x0c\x12\x14\n\x0ctop_logprobs\x18\x03 \x01(\x0c\"\xc0\x03\n\x11SpeculationRecord\x12\x16\n\x0enum_spec_steps\x18\x01 \x01(\r\x12\x17\n\x0fnum_plain_steps\x18\x02 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x03 \x01(\r\x12!\n\x19num_accepted_draft_tokens\x18\x04 \x01(\r\x12\x1c\n\x14num_recovered_tokens\x18\x05 \x01(\r\x12\x18\n\x10num_bonus_tokens\x18\x06 \x01(\r\x12\x18\n\x10num_plain_tokens\x18\x07 \x01(\r\x12\x1a\n\x12num_late_proposals\x18\x08 \x01(\r\x12\x1a\n\x12num_target_reopens\x18\t \x01(\r\x12\x1d\n\x15\x61\x63\x63\x65pted_per_position\x18\n \x03(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x0b \x01(\r\x12\x1e\n\x16num_speculative_tokens\x18\x0c \x01(\r\x12\x0f\n\x07\x64raft_s\x18\r \x01(\x01\x12\x10\n\x08verify_s\x18\x0e \x01(\x01\x12\x18\n\x10per_step_drafted\x18\x0f \x03(\r\x12\x19\n\x11per_step_accepted\x18\x10 \x03(\r\"-\n\x0eGetPairRequest\x12\x1b\n\x13include_token_table\x18\x01 \x01(\x08\"\xf5\x01\n\x0fGetPairResponse\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x32\n\x06target\x18\x03 \x01(\x0b\x32\".specserve.rpc.v1.GetModelResponse\x12\x31\n\x05\x64raft\x18\x04 \x01(\x0b\x32\".specserve.rpc.v1.GetModelResponse\x12\x1e\n\x16num_speculative_tokens\x18\x05 \x01(\r\x12\x1b\n\x13speculation_enabled\x18\x06 \x01(\x08\x12\x1f\n\x17rejection_sample_method\x18\x07 \x01(\t\"\x12\n\x10GetStatusRequest\"\xb9\x01\n\x11GetStatusResponse\x12\x13\n\x0bnum_running\x18\x01 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\r\x12\x31\n\x08replicas\x18\x03 \x03(\x0b\x32\x1f.specserve.rpc.v1.ReplicaStatus\x12\x17\n\x0forchestrator_id\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\r\x12\r\n\x05\x63pu_s\x18\x06 \x01(\x01\x12\x12\n\nnum_rounds\x18\x07 \x01(\x04\"\x9a\x01\n\rReplicaStatus\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x12\n\nreplica_id\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12$\n\x04load\x18\x05 \x01(\x0b\x32\x16.specserve.rpc.v1.Load\x12\x0b\n\x03pid\x18\x06 \x01(\r\x12\x14\n\x0cnum_sessions\x18\x07 \x01(\r*\x92\x01\n\x0bTokenOrigin\x12\x1c\n\x18TOKEN_ORIGIN_UNSPECIFIED\x10\x00\x12\x19\n\x15TOKEN_ORIGIN_ACCEPTED\x10\x01\x12\x1a\n\x16TOKEN_ORIGIN_RECOVERED\x10\x02\x12\x16\n\x12TOKEN_ORIGIN_BONUS\x10\x03\x12\x16\n\x12TOKEN_ORIGIN_PLAIN\x10\x04*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\x8e\x02\n\x11GenerationService\x12S\n\x08Generate\x12!.specserve.rpc.v1.GenerateRequest\x1a\".specserve.rpc.v1.GenerateResponse0\x01\x12N\n\x07GetPair\x12 .specserve.rpc.v1.GetPairRequest\x1a!.specserve.rpc.v1.GetPairResponse\x12T\n\tGetStatus\x12\".specserve.rpc.v1.GetStatusRequest\x1a#.specserve.rpc.v1.GetStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!specserve/rpc/v1/generation.proto\x12\x10specserve.rpc.v1\x1a\x1dspecserve/rpc/v1/common.proto\"\xbb\x03\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x01(\x0c\x12\x1b\n\x13\x63ommitted_token_ids\x18\x03 \x01(\x0c\x12\x32\n\x08sampling\x18\x04 \x01(\x0b\x32 .specserve.rpc.v1.SamplingParams\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\'\n\x1fnum_speculative_tokens_plus_one\x18\x06 \x01(\r\x12\x0c\n\x04stop\x18\x07 \x03(\x0c\x12\x16\n\x0estop_token_ids\x18\x08 \x01(\x0c\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\x13\n\x0btenant_salt\x18\n \x01(\x0c\x12\x10\n\x08priority\x18\x0b \x01(\x11\x12\x11\n\ttimeout_s\x18\x0c \x01(\x01\x12\x17\n\x0finclude_origins\x18\r \x01(\x08\x12\x1e\n\x16include_special_tokens\x18\x0e \x01(\x08\x12?\n\x12speculative_method\x18\x0f \x01(\x0e\x32#.specserve.rpc.v1.SpeculativeMethod\"\x9e\x02\n\x10GenerateResponse\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x0c\n\x04text\x18\x02 \x01(\x0c\x12\x30\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1e.specserve.rpc.v1.TokenLogprob\x12.\n\x07origins\x18\x04 \x03(\x0e\x32\x1d.specserve.rpc.v1.TokenOrigin\x12\x35\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x1e.specserve.rpc.v1.FinishReason\x12\x1b\n\x13stop_index_plus_one\x18\x06 \x01(\r\x12\x33\n\x06record\x18\x07 \x01(\x0b\x32#.specserve.rpc.v1.SpeculationRecord\"L\n\x0cTokenLogprob\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x02 \x01(\x0c\x12\x14\n\x0ctop_logprobs\x18\x03 \x01(\x0c\"\xb5\x04\n\x11SpeculationRecord\x12\x16\n\x0enum_spec_steps\x18\x01 \x01(\r\x12\x17\n\x0fnum_plain_steps\x18\x02 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x03 \x01(\r\x12!\n\x19num_accepted_draft_tokens\x18\x04 \x01(\r\x12\x1c\n\x14num_recovered_tokens\x18\x05 \x01(\r\x12\x18\n\x10num_bonus_tokens\x18\x06 \x01(\r\x12\x18\n\x10num_plain_tokens\x18\x07 \x01(\r\x12\x1a\n\x12num_late_proposals\x18\x08 \x01(\r\x12\x1a\n\x12num_target_reopens\x18\t \x01(\r\x12\x1d\n\x15\x61\x63\x63\x65pted_per_position\x18\n \x03(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x0b \x01(\r\x12\x1e\n\x16num_speculative_tokens\x18\x0c \x01(\r\x12\x0f\n\x07\x64raft_s\x18\r \x01(\x01\x12\x10\n\x08verify_s\x18\x0e \x01(\x01\x12\x18\n\x10per_step_drafted\x18\x0f \x03(\r\x12\x19\n\x11per_step_accepted\x18\x10 \x03(\r\x12>\n\x11per_step_proposer\x18\x11 \x03(\x0e\x32#.specserve.rpc.v1.SpeculativeMethod\x12\x33\n\tproposers\x18\x12 \x03(\x0b\x32 .specserve.rpc.v1.ProposerCounts\"\x9c\x01\n\x0eProposerCounts\x12\x35\n\x08proposer\x18\x01 \x01(\x0e\x32#.specserve.rpc.v1.SpeculativeMethod\x12\x16\n\x0enum_spec_steps\x18\x02 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x03 \x01(\r\x12!\n\x19num_accepted_draft_tokens\x18\x04 \x01(\r\"-\n\x0eGetPairRequest\x12\x1b\n\x13include_token_table\x18\x01 \x01(\x08\"\xb5\x03\n\x0fGetPairResponse\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x32\n\x06target\x18\x03 \x01(\x0b\x32\".specserve.rpc.v1.GetModelResponse\x12\x31\n\x05\x64raft\x18\x04 \x01(\x0b\x32\".specserve.rpc.v1.GetModelResponse\x12\x1e\n\x16num_speculative_tokens\x18\x05 \x01(\r\x12\x1b\n\x13speculation_enabled\x18\x06 \x01(\x08\x12\x1f\n\x17rejection_sample_method\x18\x07 \x01(\t\x12?\n\x12speculative_method\x18\x08 \x01(\x0e\x32#.specserve.rpc.v1.SpeculativeMethod\x12@\n\x13speculative_methods\x18\t \x03(\x0e\x32#.specserve.rpc.v1.SpeculativeMethod\x12;\n\x10speculation_mode\x18\n \x01(\x0e\x32!.specserve.rpc.v1.SpeculationMode\"\x12\n\x10GetStatusRequest\"\xf6\x01\n\x11GetStatusResponse\x12\x13\n\x0bnum_running\x18\x01 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\r\x12\x31\n\x08replicas\x18\x03 \x03(\x0b\x32\x1f.specserve.rpc.v1.ReplicaStatus\x12\x17\n\x0forchestrator_id\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\r\x12\r\n\x05\x63pu_s\x18\x06 \x01(\x01\x12\x12\n\nnum_rounds\x18\x07 \x01(\x04\x12;\n\x10speculation_mode\x18\x08 \x01(\x0e\x32!.specserve.rpc.v1.SpeculationMode\"\x9a\x01\n\rReplicaStatus\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x12\n\nreplica_id\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12$\n\x04load\x18\x05 \x01(\x0b\x32\x16.specserve.rpc.v1.Load\x12\x0b\n\x03pid\x18\x06 \x01(\r\x12\x14\n\x0cnum_sessions\x18\x07 \x01(\r*\xb8\x01\n\x11SpeculativeMethod\x12\"\n\x1eSPECULATIVE_METHOD_UNSPECIFIED\x10\x00\x12\"\n\x1eSPECULATIVE_METHOD_DRAFT_MODEL\x10\x01\x12\x1c\n\x18SPECULATIVE_METHOD_NGRAM\x10\x02\x12\x1d\n\x19SPECULATIVE_METHOD_SUFFIX\x10\x03\x12\x1e\n\x1aSPECULATIVE_METHOD_CASCADE\x10\x04*\x92\x01\n\x0bTokenOrigin\x12\x1c\n\x18TOKEN_ORIGIN_UNSPECIFIED\x10\x00\x12\x19\n\x15TOKEN_ORIGIN_ACCEPTED\x10\x01\x12\x1a\n\x16TOKEN_ORIGIN_RECOVERED\x10\x02\x12\x16\n\x12TOKEN_ORIGIN_BONUS\x10\x03\x12\x16\n\x12TOKEN_ORIGIN_PLAIN\x10\x04*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02*\x81\x01\n\x0fSpeculationMode\x12 \n\x1cSPECULATION_MODE_UNSPECIFIED\x10\x00\x12\x18\n\x14SPECULATION_MODE_OFF\x10\x01\x12\x17\n\x13SPECULATION_MODE_ON\x10\x02\x12\x19\n\x15SPECULATION_MODE_AUTO\x10\x03\x32\x8e\x02\n\x11GenerationService\x12S\n\x08Generate\x12!.specserve.rpc.v1.GenerateRequest\x1a\".specserve.rpc.v1.GenerateResponse0\x01\x12N\n\x07GetPair\x12 .specserve.rpc.v1.GetPairRequest\x1a!.specserve.rpc.v1.GetPairResponse\x12T\n\tGetStatus\x12\".specserve.rpc.v1.GetStatusRequest\x1a#.specserve.rpc.v1.GetStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'specserve.rpc.v1.generation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TOKENORIGIN']._serialized_start=1946
-  _globals['_TOKENORIGIN']._serialized_end=2092
-  _globals['_FINISHREASON']._serialized_start=2094
-  _globals['_FINISHREASON']._serialized_end=2189
+  _globals['_SPECULATIVEMETHOD']._serialized_start=2540
+  _globals['_SPECULATIVEMETHOD']._serialized_end=2724
+  _globals['_TOKENORIGIN']._serialized_start=2727
+  _globals['_TOKENORIGIN']._serialized_end=2873
+  _globals['_FINISHREASON']._serialized_start=2875
+  _globals['_FINISHREASON']._serialized_end=2970
+  _globals['_SPECULATIONMODE']._serialized_start=2973
+  _globals['_SPECULATIONMODE']._serialized_end=3102
   _globals['_GENERATEREQUEST']._serialized_start=87
-  _globals['_GENERATEREQUEST']._serialized_end=465
-  _globals['_GENERATERESPONSE']._serialized_start=468
-  _globals['_GENERATERESPONSE']._serialized_end=754
-  _globals['_TOKENLOGPROB']._serialized_start=756
-  _globals['_TOKENLOGPROB']._serialized_end=832
-  _globals['_SPECULATIONRECORD']._serialized_start=835
-  _globals['_SPECULATIONRECORD']._serialized_end=1283
-  _globals['_GETPAIRREQUEST']._serialized_start=1285
-  _globals['_GETPAIRREQUEST']._serialized_end=1330
-  _globals['_GETPAIRRESPONSE']._serialized_start=1333
-  _globals['_GETPAIRRESPONSE']._serialized_end=1578
-  _globals['_GETSTATUSREQUEST']._serialized_start=1580
-  _globals['_GETSTATUSREQUEST']._serialized_end=1598
-  _globals['_GETSTATUSRESPONSE']._serialized_start=1601
-  _globals['_GETSTATUSRESPONSE']._serialized_end=1786
-  _globals['_REPLICASTATUS']._serialized_start=1789
-  _globals['_REPLICASTATUS']._serialized_end=1943
-  _globals['_GENERATIONSERVICE']._serialized_start=2192
-  _globals['_GENERATIONSERVICE']._serialized_end=2462
+  _globals['_GENERATEREQUEST']._serialized_end=530
+  _globals['_GENERATERESPONSE']._serialized_start=533
+  _globals['_GENERATERESPONSE']._serialized_end=819
+  _globals['_TOKENLOGPROB']._serialized_start=821
+  _globals['_TOKENLOGPROB']._serialized_end=897
+  _globals['_SPECULATIONRECORD']._serialized_start=900
+  _globals['_SPECULATIONRECORD']._serialized_end=1465
+  _globals['_PROPOSERCOUNTS']._serialized_start=1468
+  _globals['_PROPOSERCOUNTS']._serialized_end=1624
+  _globals['_GETPAIRREQUEST']._serialized_start=1626
+  _globals['_GETPAIRREQUEST']._serialized_end=1671
+  _globals['_GETPAIRRESPONSE']._serialized_start=1674
+  _globals['_GETPAIRRESPONSE']._serialized_end=2111
+  _globals['_GETSTATUSREQUEST']._serialized_start=2113
+  _globals['_GETSTATUSREQUEST']._serialized_end=2131
+  _globals['_GETSTATUSRESPONSE']._serialized_start=2134
+  _globals['_GETSTATUSRESPONSE']._serialized_end=2380
+  _globals['_REPLICASTATUS']._serialized_start=2383
+  _globals['_REPLICASTATUS']._serialized_end=2537
+  _globals['_GENERATIONSERVICE']._serialized_start=3105
+  _globals['_GENERATIONSERVICE']._serialized_end=3375
 # @@protoc_insertion_point(module_scope)

@@ -8,6 +8,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class SpeculativeMethod(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SPECULATIVE_METHOD_UNSPECIFIED: _ClassVar[SpeculativeMethod]
+    SPECULATIVE_METHOD_DRAFT_MODEL: _ClassVar[SpeculativeMethod]
+    SPECULATIVE_METHOD_NGRAM: _ClassVar[SpeculativeMethod]
+    SPECULATIVE_METHOD_SUFFIX: _ClassVar[SpeculativeMethod]
+    SPECULATIVE_METHOD_CASCADE: _ClassVar[SpeculativeMethod]
+
 class TokenOrigin(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     TOKEN_ORIGIN_UNSPECIFIED: _ClassVar[TokenOrigin]
@@ -21,6 +29,18 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
     FINISH_REASON_STOP: _ClassVar[FinishReason]
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
+
+class SpeculationMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SPECULATION_MODE_UNSPECIFIED: _ClassVar[SpeculationMode]
+    SPECULATION_MODE_OFF: _ClassVar[SpeculationMode]
+    SPECULATION_MODE_ON: _ClassVar[SpeculationMode]
+    SPECULATION_MODE_AUTO: _ClassVar[SpeculationMode]
+SPECULATIVE_METHOD_UNSPECIFIED: SpeculativeMethod
+SPECULATIVE_METHOD_DRAFT_MODEL: SpeculativeMethod
+SPECULATIVE_METHOD_NGRAM: SpeculativeMethod
+SPECULATIVE_METHOD_SUFFIX: SpeculativeMethod
+SPECULATIVE_METHOD_CASCADE: SpeculativeMethod
 TOKEN_ORIGIN_UNSPECIFIED: TokenOrigin
 TOKEN_ORIGIN_ACCEPTED: TokenOrigin
 TOKEN_ORIGIN_RECOVERED: TokenOrigin
@@ -29,9 +49,13 @@ TOKEN_ORIGIN_PLAIN: TokenOrigin
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
+SPECULATION_MODE_UNSPECIFIED: SpeculationMode
+SPECULATION_MODE_OFF: SpeculationMode
+SPECULATION_MODE_ON: SpeculationMode
+SPECULATION_MODE_AUTO: SpeculationMode
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "committed_token_ids", "sampling", "max_tokens", "num_speculative_tokens_plus_one", "stop", "stop_token_ids", "ignore_eos", "tenant_salt", "priority", "timeout_s", "include_origins", "include_special_tokens")
+    __slots__ = ("request_id", "prompt_token_ids", "committed_token_ids", "sampling", "max_tokens", "num_speculative_tokens_plus_one", "stop", "stop_token_ids", "ignore_eos", "tenant_salt", "priority", "timeout_s", "include_origins", "include_special_tokens", "speculative_method")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +70,7 @@ class GenerateRequest(_message.Message):
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     INCLUDE_ORIGINS_FIELD_NUMBER: _ClassVar[int]
     INCLUDE_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SPECULATIVE_METHOD_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_token_ids: bytes
     committed_token_ids: bytes
@@ -60,7 +85,8 @@ class GenerateRequest(_message.Message):
     timeout_s: float
     include_origins: bool
     include_special_tokens: bool
-    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., committed_token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., num_speculative_tokens_plus_one: _Optional[int] = ..., stop: _Optional[_Iterable[bytes]] = ..., stop_token_ids: _Optional[bytes] = ..., ignore_eos: _Optional[bool] = ..., tenant_salt: _Optional[bytes] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., include_origins: _Optional[bool] = ..., include_special_tokens: _Optional[bool] = ...) -> None: ...
+    speculative_method: SpeculativeMethod
+    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., committed_token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., num_speculative_tokens_plus_one: _Optional[int] = ..., stop: _Optional[_Iterable[bytes]] = ..., stop_token_ids: _Optional[bytes] = ..., ignore_eos: _Optional[bool] = ..., tenant_salt: _Optional[bytes] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., include_origins: _Optional[bool] = ..., include_special_tokens: _Optional[bool] = ..., speculative_method: _Optional[_Union[SpeculativeMethod, str]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("token_ids", "text", "logprobs", "origins", "finish_reason", "stop_index_plus_one", "record")
@@ -91,7 +117,7 @@ class TokenLogprob(_message.Message):
     def __init__(self, logprob: _Optional[float] = ..., top_token_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ...) -> None: ...
 
 class SpeculationRecord(_message.Message):
-    __slots__ = ("num_spec_steps", "num_plain_steps", "num_draft_tokens", "num_accepted_draft_tokens", "num_recovered_tokens", "num_bonus_tokens", "num_plain_tokens", "num_late_proposals", "num_target_reopens", "accepted_per_position", "cached_prompt_tokens", "num_speculative_tokens", "draft_s", "verify_s", "per_step_drafted", "per_step_accepted")
+    __slots__ = ("num_spec_steps", "num_plain_steps", "num_draft_tokens", "num_accepted_draft_tokens", "num_recovered_tokens", "num_bonus_tokens", "num_plain_tokens", "num_late_proposals", "num_target_reopens", "accepted_per_position", "cached_prompt_tokens", "num_speculative_tokens", "draft_s", "verify_s", "per_step_drafted", "per_step_accepted", "per_step_proposer", "proposers")
     NUM_SPEC_STEPS_FIELD_NUMBER: _ClassVar[int]
     NUM_PLAIN_STEPS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -108,6 +134,8 @@ class SpeculationRecord(_message.Message):
     VERIFY_S_FIELD_NUMBER: _ClassVar[int]
     PER_STEP_DRAFTED_FIELD_NUMBER: _ClassVar[int]
     PER_STEP_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    PER_STEP_PROPOSER_FIELD_NUMBER: _ClassVar[int]
+    PROPOSERS_FIELD_NUMBER: _ClassVar[int]
     num_spec_steps: int
     num_plain_steps: int
     num_draft_tokens: int
@@ -124,7 +152,21 @@ class SpeculationRecord(_message.Message):
     verify_s: float
     per_step_drafted: _containers.RepeatedScalarFieldContainer[int]
     per_step_accepted: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, num_spec_steps: _Optional[int] = ..., num_plain_steps: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ..., num_recovered_tokens: _Optional[int] = ..., num_bonus_tokens: _Optional[int] = ..., num_plain_tokens: _Optional[int] = ..., num_late_proposals: _Optional[int] = ..., num_target_reopens: _Optional[int] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., cached_prompt_tokens: _Optional[int] = ..., num_speculative_tokens: _Optional[int] = ..., draft_s: _Optional[float] = ..., verify_s: _Optional[float] = ..., per_step_drafted: _Optional[_Iterable[int]] = ..., per_step_accepted: _Optional[_Iterable[int]] = ...) -> None: ...
+    per_step_proposer: _containers.RepeatedScalarFieldContainer[SpeculativeMethod]
+    proposers: _containers.RepeatedCompositeFieldContainer[ProposerCounts]
+    def __init__(self, num_spec_steps: _Optional[int] = ..., num_plain_steps: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ..., num_recovered_tokens: _Optional[int] = ..., num_bonus_tokens: _Optional[int] = ..., num_plain_tokens: _Optional[int] = ..., num_late_proposals: _Optional[int] = ..., num_target_reopens: _Optional[int] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., cached_prompt_tokens: _Optional[int] = ..., num_speculative_tokens: _Optional[int] = ..., draft_s: _Optional[float] = ..., verify_s: _Optional[float] = ..., per_step_drafted: _Optional[_Iterable[int]] = ..., per_step_accepted: _Optional[_Iterable[int]] = ..., per_step_proposer: _Optional[_Iterable[_Union[SpeculativeMethod, str]]] = ..., proposers: _Optional[_Iterable[_Union[ProposerCounts, _Mapping]]] = ...) -> None: ...
+
+class ProposerCounts(_message.Message):
+    __slots__ = ("proposer", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
+    PROPOSER_FIELD_NUMBER: _ClassVar[int]
+    NUM_SPEC_STEPS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    proposer: SpeculativeMethod
+    num_spec_steps: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+    def __init__(self, proposer: _Optional[_Union[SpeculativeMethod, str]] = ..., num_spec_steps: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ...) -> None: ...
 
 class GetPairRequest(_message.Message):
     __slots__ = ("include_token_table",)
@@ -133,7 +175,7 @@ class GetPairRequest(_message.Message):
     def __init__(self, include_token_table: _Optional[bool] = ...) -> None: ...
 
 class GetPairResponse(_message.Message):
-    __slots__ = ("ready", "reason", "target", "draft", "num_speculative_tokens", "speculation_enabled", "rejection_sample_method")
+    __slots__ = ("ready", "reason", "target", "draft", "num_speculative_tokens", "speculation_enabled", "rejection_sample_method", "speculative_method", "speculative_methods", "speculation_mode")
     READY_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
@@ -141,6 +183,9 @@ class GetPairResponse(_message.Message):
     NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_ENABLED_FIELD_NUMBER: _ClassVar[int]
     REJECTION_SAMPLE_METHOD_FIELD_NUMBER: _ClassVar[int]
+    SPECULATIVE_METHOD_FIELD_NUMBER: _ClassVar[int]
+    SPECULATIVE_METHODS_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_MODE_FIELD_NUMBER: _ClassVar[int]
     ready: bool
     reason: str
     target: _common_pb2.GetModelResponse
@@ -148,14 +193,17 @@ class GetPairResponse(_message.Message):
     num_speculative_tokens: int
     speculation_enabled: bool
     rejection_sample_method: str
-    def __init__(self, ready: _Optional[bool] = ..., reason: _Optional[str] = ..., target: _Optional[_Union[_common_pb2.GetModelResponse, _Mapping]] = ..., draft: _Optional[_Union[_common_pb2.GetModelResponse, _Mapping]] = ..., num_speculative_tokens: _Optional[int] = ..., speculation_enabled: _Optional[bool] = ..., rejection_sample_method: _Optional[str] = ...) -> None: ...
+    speculative_method: SpeculativeMethod
+    speculative_methods: _containers.RepeatedScalarFieldContainer[SpeculativeMethod]
+    speculation_mode: SpeculationMode
+    def __init__(self, ready: _Optional[bool] = ..., reason: _Optional[str] = ..., target: _Optional[_Union[_common_pb2.GetModelResponse, _Mapping]] = ..., draft: _Optional[_Union[_common_pb2.GetModelResponse, _Mapping]] = ..., num_speculative_tokens: _Optional[int] = ..., speculation_enabled: _Optional[bool] = ..., rejection_sample_method: _Optional[str] = ..., speculative_method: _Optional[_Union[SpeculativeMethod, str]] = ..., speculative_methods: _Optional[_Iterable[_Union[SpeculativeMethod, str]]] = ..., speculation_mode: _Optional[_Union[SpeculationMode, str]] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("num_running", "num_waiting", "replicas", "orchestrator_id", "pid", "cpu_s", "num_rounds")
+    __slots__ = ("num_running", "num_waiting", "replicas", "orchestrator_id", "pid", "cpu_s", "num_rounds", "speculation_mode")
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
@@ -163,6 +211,7 @@ class GetStatusResponse(_message.Message):
     PID_FIELD_NUMBER: _ClassVar[int]
     CPU_S_FIELD_NUMBER: _ClassVar[int]
     NUM_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_MODE_FIELD_NUMBER: _ClassVar[int]
     num_running: int
     num_waiting: int
     replicas: _containers.RepeatedCompositeFieldContainer[ReplicaStatus]
@@ -170,7 +219,8 @@ class GetStatusResponse(_message.Message):
     pid: int
     cpu_s: float
     num_rounds: int
-    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[ReplicaStatus, _Mapping]]] = ..., orchestrator_id: _Optional[str] = ..., pid: _Optional[int] = ..., cpu_s: _Optional[float] = ..., num_rounds: _Optional[int] = ...) -> None: ...
+    speculation_mode: SpeculationMode
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[ReplicaStatus, _Mapping]]] = ..., orchestrator_id: _Optional[str] = ..., pid: _Optional[int] = ..., cpu_s: _Optional[float] = ..., num_rounds: _Optional[int] = ..., speculation_mode: _Optional[_Union[SpeculationMode, str]] = ...) -> None: ...
 
 class ReplicaStatus(_message.Message):
     __slots__ = ("role", "address", "replica_id", "state", "load", "pid", "num_sessions")

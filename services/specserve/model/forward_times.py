@@ -1,0 +1,33 @@
+"""How long forwards take, learned from those that ran. Knows numbers of tokens and seconds."""
+
+from __future__ import annotations
+
+_WEIGHT = 0.2
+
+
+class ForwardTimes:
+    """Moving averages by the number of tokens, in powers of two."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, float] = {}
+
+    def note(self, num_tokens: int, seconds: float) -> None:
+        """Learn the time of a forward with this many tokens."""
+        bucket = num_tokens.bit_length()
+        old = self._seconds.get(bucket)
+        self._seconds[bucket] = seconds if old is None else old + _WEIGHT * (seconds - old)
+
+    def expected(self, num_tokens: int) -> float:
+        """Return the expected time of a forward; 0 while nothing like it was measured."""
+        return self._seconds.get(num_tokens.bit_length(), 0.0)
+
+    def nearest(self, num_tokens: int) -> float:
+        """Return the time of the most like forward that was measured; 0 while none was.
+
+        Of two it is the smaller one: a larger forward is first believed to cost no more.
+        """
+        wanted = num_tokens.bit_length()
+        smaller = [bucket for bucket in self._seconds if bucket <= wanted]
+        if smaller:
+            return self._seconds[max(smaller)]
+        return self._seconds[min(self._seconds)] if self._seconds else 0.0

@@ -1,0 +1,87 @@
+"""One outcome of a running verify call, drafted as if it had been asked for.
+
+A branch draws exactly what the call would draw that this outcome leads to: same tokens before it,
+same keys, same sampler. Knows one path; knows no other branch and no batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specserve.model.draft_calls import DraftedToken
+from specserve.model.kv_tail import BlockTail
+from specserve.model.outcome_odds import Outcome
+from specserve.model.runner import SequenceSlice
+from specserve.speculation.scoring import DraftRow
+from specserve.speculation.types import SamplingParams
+
+
+class Branch:
+    """A proposal for the round that follows one outcome."""
+
+    def __init__(
+        self,
+        outcome: Outcome,
+        base_length: int,
+        num_speculative_tokens: int,
+        tail: BlockTail,
+        params: SamplingParams,
+    ) -> None:
+        """Draw nothing yet.
+
+        Args:
+            base_length: tokens of the session before the outcome's last one.
+            num_speculative_tokens: draft at most so many.
+        """
+        self.outcome = outcome
+        self.base_length = base_length
+        self.tail = tail
+        self.drafted: list[DraftedToken] = []
+        self.forward_s: list[float] = []
+        """Seconds of the forward that drew each token."""
+        self._num_speculative_tokens = num_speculative_tokens
+        self._params = params
+        self._is_stopped = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether another token may be drafted."""
+        return not self._is_stopped and len(self.drafted) < self._num_speculative_tokens
+
+    @property
+    def next_length(self) -> int:
+        """Tokens whose KV is held after the next forward."""
+        return self.base_length + len(self.drafted) + 1
+
+    def stop(self) -> None:
+        """Draft no more; what there is stays good."""
+        self._is_stopped = True
+
+    def slice(self) -> SequenceSlice:
+        """Return this branch's part of the next forward; its blocks are ready to be written."""
+        return SequenceSlice(
+            [self._newest_token_id], self.next_length - 1, self.tail.blocks, num_logit_rows=1
+        )
+
+    def draft_row(self) -> DraftRow:
+        """Return the keys of the token to draw next: those of the call that may come."""
+        committed_length, row = self.base_length + 1, len(self.drafted)
+        return DraftRow(self._params, committed_length + row, committed_length, row)
+
+    def drawn(self, token: DraftedToken, forward_s: float) -> None:
+        """Take the token drawn from the last forward."""
+        if token.draw.token_id < 0:
+            # As an asked call: what was drawn before an unusable row stays.
+            self._is_stopped = True
+            return
+        self.drafted.append(token)
+        self.forward_s.append(forward_s)
+
+    def held_token_ids(self, num_drafted: int) -> Sequence[int]:
+        """Return the tokens beyond base_length whose KV is needed behind so many drafted ones."""
+        drafted = (token.draw.token_id for token in self.drafted[: max(0, num_drafted - 1)])
+        return (self.outcome.token_id, *drafted)
+
+    @property
+    def _newest_token_id(self) -> int:
+        return self.drafted[-1].draw.token_id if self.drafted else self.outcome.token_id

@@ -1,0 +1,112 @@
+"""Whether drafting ahead pays, tried out: rounds with and without it by turns, and the faster kept.
+
+What it does to a system cannot be told from the draft alone: sessions that hit leave the step of
+those that miss, and where draft and target share a machine it takes time from the target. Both show
+in how fast rounds commit tokens. Knows times and counts; knows no session and no branch.
+"""
+
+from __future__ import annotations
+
+_NUM_ROUNDS = 48
+"""Rounds that measure one way."""
+
+_NUM_SETTLING = 16
+"""Rounds after a change that do not count: sessions fall into step, or out of it."""
+
+_LEAST_KEPT, _MOST_KEPT = 2, 64
+"""So many measurements pass until the other way is tried again: ever more while it stays slower."""
+
+_LONGEST_ROUND_S = 1.0
+"""A longer one was a pause, which says nothing."""
+
+
+class TokensPerRound:
+    """Tokens that a round commits, by the number it drafts: the same with and without overlap.
+
+    Comparing with these means, not with what the measured rounds happened to commit, leaves the
+    noise of acceptance out.
+    """
+
+    def __init__(self) -> None:
+        self._total: dict[int, list[int]] = {}
+
+    def note(self, num_speculative_tokens: int, num_tokens: int) -> None:
+        """Count a round."""
+        total = self._total.setdefault(num_speculative_tokens, [0, 0])
+        total[0] += 1
+        total[1] += num_tokens
+
+    def mean(self, num_speculative_tokens: int) -> float:
+        """Return the mean of rounds that were noted."""
+        count, num_tokens = self._total[num_speculative_tokens]
+        return num_tokens / count
+
+
+class OverlapTrial:
+    """One kind of load; begins with drafting ahead."""
+
+    def __init__(self, tokens_per_round: TokensPerRound) -> None:
+        self.is_on = True
+        self.turn = 0
+        """Counts the changes; a round that saw one is not to be noted."""
+        self._tokens_per_round = tokens_per_round
+        self._rates: dict[bool, float] = {}
+        self._drafted: list[int] = []
+        self._num_settled = 0
+        self._seconds = 0.0
+        self._is_trying = False
+        self._num_kept = 0
+        self._keep = _LEAST_KEPT
+
+    def note(self, seconds: float, num_speculative_tokens: int, num_tokens: int) -> None:
+        """Count a round.
+
+        Args:
+            seconds: from a session's call to its next one.
+            num_speculative_tokens: asked for by the call.
+            num_tokens: committed until the next one.
+        """
+        if seconds > _LONGEST_ROUND_S:
+            return
+        self._tokens_per_round.note(num_speculative_tokens, num_tokens)
+        if self._num_settled < _NUM_SETTLING:
+            self._num_settled += 1
+            return
+        self._seconds += seconds
+        self._drafted.append(num_speculative_tokens)
+        if len(self._drafted) == _NUM_ROUNDS:
+            self._end_measurement()
+
+    def _end_measurement(self) -> None:
+        num_tokens = sum(self._tokens_per_round.mean(k) for k in self._drafted)
+        if self._seconds > 0.0:
+            self._rates[self.is_on] = num_tokens / self._seconds
+        self._drafted, self._seconds = [], 0.0
+        was_on = self.is_on
+        if self._is_trying:
+            self.is_on = self._rates.get(True, 0.0) >= self._rates.get(False, 0.0)
+            changes_mind = self.is_on == was_on
+            self._keep = _LEAST_KEPT if changes_mind else min(2 * self._keep, _MOST_KEPT)
+            self._is_trying, self._num_kept = False, 0
+        else:
+            self._num_kept += 1
+            if self._num_kept >= self._keep:
+                self.is_on, self._is_trying = not self.is_on, True
+        if self.is_on != was_on:
+            self.turn += 1
+            self._num_settled = 0
+
+
+class OverlapTrials:
+    """A trial for each order of magnitude of sessions: what pays for one may not for many."""
+
+    def __init__(self) -> None:
+        self._trials: dict[int, OverlapTrial] = {}
+        self._tokens_per_round = TokensPerRound()
+
+    def of(self, num_sessions: int) -> OverlapTrial:
+        """Return the trial of so many sessions at once."""
+        key = num_sessions.bit_length()
+        if key not in self._trials:
+            self._trials[key] = OverlapTrial(self._tokens_per_round)
+        return self._trials[key]

@@ -1,0 +1,205 @@
+"""One request's K, round by round: what the next round does, and what the last one taught.
+
+A K follows from committed tokens, from acceptance of verified ones and from clocks; a token that
+was drawn and not verified is never looked at. Knows the proposer's and the target's state; the
+choice itself is `speculation/length_controller.py`.
+"""
+
+from __future__ import annotations
+
+from specserve.orchestrator.length_control import LengthControl
+from specserve.orchestrator.proposer import Drafted, Proposer
+from specserve.orchestrator.request_state import RequestState
+from specserve.orchestrator.round_clock import RoundClock
+from specserve.orchestrator.target_call import Scored
+from specserve.orchestrator.target_session import TargetSession
+from specserve.speculation.cost_model import Load
+from specserve.speculation.length_choice import Choice, Reason, SpeculationMode
+from specserve.speculation.length_controller import SHORT_STEPS, LengthController
+from specserve.speculation.length_pool import LengthPool
+from specserve.speculation.length_table import length_by_batch_size
+
+MAX_BEHIND = 8
+"""Committed tokens that a draft may lack when it is asked: they cost it one forward."""
+
+TAIL = 3
+"""Tokens before the end of a decode-ahead call at which a draft is caught up."""
+
+
+class RequestLength:
+    """Decides for one request; told what came of it."""
+
+    def __init__(
+        self,
+        control: LengthControl,
+        state: RequestState,
+        tenant_salt: bytes,
+        target: TargetSession,
+        proposer: Proposer | None,
+    ) -> None:
+        self.choice = Choice(0, Reason.SPECULATION_OFF)
+        """What the present round does."""
+        self._control = control
+        self._state = state
+        self._target = target
+        self._proposer = proposer
+        self._controller: LengthController | None = None
+        self._pool: LengthPool | None = None
+        if proposer is not None and state.method is not None:
+            self._controller = control.open(state, tenant_salt, proposer.num_steps_without)
+            self._pool = control.pool(state.method)
+        self._is_first = True
+        self._catches_up_in_tail = False
+        self._is_catching_up = False
+        self._num_late = 0
+        self._round: RoundClock | None = None
+
+    def plan(self, traceparent: str) -> Choice:
+        """Decide the next round, having learned from the last one."""
+        now = self._control.clock()
+        self._learn(now)
+        choice = self._plan(now, traceparent)
+        room = self._state.num_remaining_tokens
+        steps = choice.num_steps or self._control.config.num_decode_steps
+        steps = max(1, min(steps, self._control.config.num_decode_steps, room))
+        self.choice = Choice(choice.num_speculative_tokens, choice.reason, steps)
+        self._round = RoundClock(now, self.choice.num_speculative_tokens, self._control.clock)
+        self._round.is_measurable = not self._is_first
+        self._is_first = False
+        if self._pool is not None and self._controller is not None:
+            self._pool.note(self._controller, self.choice.num_speculative_tokens)
+        return self.choice
+
+    def proposed(self, drafted: Drafted) -> None:
+        """Note what the proposer gave to a round with K > 0."""
+        proposer = self._proposer
+        if self._round is None or proposer is None:
+            return
+        self._round.drafted = drafted
+        if drafted.proposal.draft_token_ids:
+            return
+        reason = Reason.NO_PROPOSAL
+        if proposer.num_late > self._num_late:
+            reason = Reason.DRAFT_LATE
+        elif drafted.proposer == "draft_model" and drafted.timing is None:
+            reason = Reason.DRAFT_LOST
+        steps = min(proposer.num_steps_without, self.choice.num_steps)
+        self.choice = Choice(self.choice.num_speculative_tokens, reason, max(1, steps))
+
+    def scored(self, scored: Scored, num_accepted: int) -> None:
+        """Note an answer of the target that was committed."""
+        if self._round is None:
+            return
+        self._round.scored(scored, num_accepted)
+        left = self.choice.num_steps - self._round.num_committed
+        if self._catches_up_in_tail and left <= TAIL and self._proposer is not None:
+            self._catches_up_in_tail = False
+            self._is_catching_up = self._proposer.catch_up("")
+
+    def close(self) -> None:
+        """End the request: others no longer count with it. Idempotent."""
+        if self._pool is not None and self._controller is not None:
+            self._learn(self._control.clock())
+            self._pool.close(self._controller)
+
+    def _plan(self, now: float, traceparent: str) -> Choice:
+        proposer, control, state = self._proposer, self._control, self._state
+        self._catches_up_in_tail = False
+        if proposer is None or self._controller is None or control.mode is SpeculationMode.OFF:
+            return Choice(0, Reason.SPECULATION_OFF)
+        self._num_late = proposer.num_late
+        if state.plan_num_speculative_tokens(0) == 0:
+            at_end = state.num_output_tokens + 1 >= state.max_tokens
+            return Choice(0, Reason.MAX_TOKENS if at_end else Reason.CONTEXT)
+        if self._is_first:
+            return self._plan_first(proposer, now, traceparent)
+        if not proposer.ready():
+            reason = Reason.DRAFT_LATE if proposer.is_busy else Reason.DRAFT_LOST
+            reason = Reason.CATCH_UP if self._is_catching_up and proposer.is_busy else reason
+            return Choice(0, reason, proposer.num_steps_without)
+        # What was committed while it caught up is all that it can lack now: no need to go on so.
+        has_caught_up, self._is_catching_up = self._is_catching_up, False
+        limit = state.plan_num_speculative_tokens(proposer.max_model_len)
+        if limit == 0:
+            return Choice(0, Reason.CONTEXT)
+        choice = self._choose(now)
+        if choice.num_speculative_tokens == 0:
+            return choice
+        if proposer.num_behind > MAX_BEHIND and not has_caught_up:
+            return self._catch_up(proposer, choice, traceparent)
+        k = min(choice.num_speculative_tokens, limit)
+        return Choice(k, choice.reason, choice.num_steps)
+
+    def _plan_first(self, proposer: Proposer, now: float, traceparent: str) -> Choice:
+        """Plan the prompt's round: a draft that is wanted takes the prompt in beside it."""
+        choice = self._choose(now)
+        if choice.num_speculative_tokens == 0:
+            return choice
+        self._is_catching_up = proposer.catch_up(traceparent)
+        return Choice(
+            0, Reason.FIRST_ROUND, 1 if self._is_catching_up else proposer.num_steps_without
+        )
+
+    def _catch_up(self, proposer: Proposer, choice: Choice, traceparent: str) -> Choice:
+        """Let the draft take in what it lacks while the target decodes ahead.
+
+        At once where drafting is what stands; for a mere probe near the end of an ordinary call,
+        for short calls cost the target's batch more than the probe itself.
+        """
+        is_probe = choice.reason is Reason.PROBE
+        if is_probe and self._controller is not None and self._controller.standing_k == 0:
+            self._catches_up_in_tail = True
+            return Choice(0, Reason.CATCH_UP, self._controller.calm_steps)
+        self._is_catching_up = proposer.catch_up(traceparent)
+        return Choice(0, Reason.CATCH_UP, SHORT_STEPS)
+
+    def _choose(self, now: float) -> Choice:
+        control, state = self._control, self._state
+        speculative = control.speculative
+        load = self._load(now)
+        table = speculative.num_speculative_tokens_per_batch_size
+        k = length_by_batch_size(table, load.num_sessions, state.num_speculative_tokens)
+        if k is not None:
+            return Choice(k, Reason.BATCH_SIZE)
+        if control.mode is SpeculationMode.ON or self._pool is None or self._controller is None:
+            return Choice(state.num_speculative_tokens, Reason.STATIC)
+        steps = control.config.num_decode_steps
+        max_k = state.num_speculative_tokens
+        return self._pool.choose(self._controller, load, max_k, steps, now)
+
+    def _load(self, now: float) -> Load:
+        target = self._target.link
+        draft = self._proposer.link if self._proposer is not None else None
+        num_sessions = num_drafting = 1
+        if target is not None:
+            held = target.load.num_sessions if target.load is not None else 0
+            num_sessions = max(1, held, len(target.sessions))
+        if draft is not None:
+            held = draft.load.num_sessions if draft.load is not None else 0
+            num_drafting = max(1, held, len(draft.sessions))
+        if self._pool is None or self._controller is None:
+            return Load(num_sessions, num_drafting, 0)
+        return self._pool.load(self._controller, num_sessions, num_drafting, now)
+
+    def _learn(self, now: float) -> None:
+        done, self._round = self._round, None
+        pool, controller = self._pool, self._controller
+        if done is None or pool is None or controller is None or not done.is_measurable:
+            return
+        if done.num_draft_tokens > 0:
+            timing = done.round_timing(now)
+            if timing is not None:
+                pool.observe_round(
+                    controller, timing, done.num_asked, done.num_accepted, self._load(now), now
+                )
+            return
+        plain = done.plain_timing(now)
+        if plain is None:
+            return
+        is_missed = self.choice.reason in (Reason.DRAFT_LATE, Reason.DRAFT_LOST)
+        if done.num_asked > 0 and is_missed:
+            pool.costs.draft.observe_late(done.waited_s, now)
+        if done.num_asked > 0 and not is_missed:
+            pool.observe_empty(controller, plain, done.num_asked, now)
+        else:
+            pool.observe_plain(controller, plain, done.waited_s, now)

@@ -1,0 +1,110 @@
+"""One call to a target: how it is written, and what its replies say.
+
+Knows the target's messages; knows no replica and no retry.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from specserve.orchestrator.request_state import CallPlan, RequestState
+from specserve.rpc import codec
+from specserve.rpc.pending import PendingCall
+from specserve.rpc.v1 import common_pb2, target_pb2
+from specserve.speculation.types import Proposal, TargetScores
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What a round, or one token of decode-ahead, got from its target."""
+
+    scores: TargetScores
+    logprobs: target_pb2.RowLogprobs | None
+    timing: common_pb2.CallTiming
+    more_follows: bool
+    wait_s: float
+    opened_epoch: int
+    """The epoch whose session this answer was the first of; 0 when it was not the first."""
+
+
+@dataclass(slots=True)
+class TargetCall:
+    """A call that was sent, and as much as its replies have said."""
+
+    plan: CallPlan
+    pending: PendingCall[target_pb2.VerifyCall, target_pb2.VerifyReply]
+    draft_token_ids: tuple[int, ...]
+    sent_at: float
+    """Or when its last reply came."""
+    decoded_token_ids: tuple[int, ...] = ()
+    """What decode-ahead has answered so far."""
+    cached_length: int | None = None
+    """Tokens that the target holds, by its last reply; None before the first."""
+    held_token_ids: tuple[int, ...] = ()
+    """Those of them beyond the committed tokens of the call: the draft tokens, or with
+    decode-ahead what the target has fed back to itself."""
+    is_open: bool = True
+    """Replies are still due."""
+
+    def read(self, reply: target_pb2.VerifyReply, now: float) -> Scored:
+        """Take in a reply without error.
+
+        Raises:
+            InvalidRequest: its arrays are none.
+        """
+        opened_epoch = self.plan.epoch if self.plan.opens and self.cached_length is None else 0
+        self.is_open = reply.more_follows
+        replacement = codec.unpack_ids(reply.replacement_token_ids, "replacement_token_ids")
+        self.cached_length = reply.cached_length
+        self.held_token_ids = self.draft_token_ids or self.decoded_token_ids
+        self.decoded_token_ids = (*self.decoded_token_ids, *replacement)
+        # Of decode-ahead each reply waited since the one before it, not since the call.
+        wait_s, self.sent_at = now - self.sent_at, now
+        return Scored(
+            TargetScores(
+                codec.unpack_array(reply.target_probs, np.float64, "target_probs"), replacement
+            ),
+            reply.logprobs if reply.HasField("logprobs") else None,
+            reply.timing,
+            reply.more_follows,
+            wait_s,
+            opened_epoch,
+        )
+
+
+def pack_verify_call(
+    call_id: int,
+    state: RequestState,
+    plan: CallPlan,
+    proposal: Proposal,
+    opening: common_pb2.SessionOpening,
+    *,
+    num_decode_steps: int,
+    append_only: bool,
+    timeout_s: float,
+    traceparent: str,
+) -> target_pb2.VerifyCall:
+    """Write a call; `opening` travels with the first one of an epoch."""
+    size, ids, weights = codec.pack_probs(proposal.draft_probs)
+    return target_pb2.VerifyCall(
+        session=common_pb2.SessionCall(
+            call_id=call_id,
+            session_id=state.session_id,
+            epoch=plan.epoch,
+            step=plan.step,
+            keep_length=plan.keep_length,
+            keep_digest=plan.keep_digest,
+            append_token_ids=codec.pack_ids(plan.append_token_ids),
+            opening=opening if plan.opens else None,
+            timeout_s=timeout_s,
+            traceparent=traceparent,
+        ),
+        draft_token_ids=codec.pack_ids(proposal.draft_token_ids),
+        support_size=size,
+        support_token_ids=ids,
+        support_weights=weights,
+        num_decode_steps=num_decode_steps,
+        append_only=append_only,
+    )

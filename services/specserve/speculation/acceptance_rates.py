@@ -1,0 +1,192 @@
+"""What a round with draft tokens is worth in tokens, learned from the rounds that were verified.
+
+Two shares by position of the block: of the draft tokens that were asked for, those that came (a
+lookup often finds fewer, or none), and of those that were verified, those that were accepted.
+Position i is looked at when every one before it came, or was accepted. Knows counts; knows no
+token, no time and no service.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PRIOR_RATE = 0.6
+"""What a pool expects of the first token of a draft that it has never seen: enough to try it."""
+
+POOL_PRIOR_WEIGHT = 2.0
+"""Tokens that this expectation is worth."""
+
+POOL_FADE = 0.995
+"""Weight of a pool's evidence after one more round: the last 200 rounds or so count."""
+
+REQUEST_PRIOR_WEIGHT = 4.0
+"""Tokens that the pool's rate is worth to a request that is unlike it."""
+
+UNLIKE = 2.5
+"""Standard deviations by which a request must differ from its pool to go its own way. Requests that
+are alike then choose alike: a mixture of both modes is slower than either."""
+
+REQUEST_FADE = 0.95
+"""Weight of a request's evidence after one more round: the last 20 rounds or so count."""
+
+REQUEST_FADE_PER_TOKEN = 0.99
+"""The same per token committed without a draft: an old opinion gives way to a new probe."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What to expect of a round, by the K it asks for; every list is [max_k + 1]."""
+
+    num_draft_tokens: list[float]
+    """Draft tokens that come, where any come at all."""
+    num_tokens: list[float]
+    """Tokens that such a round commits."""
+    share_empty: float
+    """Of the rounds that ask, those to which no draft token comes."""
+
+
+class _Counts:
+    """Chances and hits by position, the old ones worth less and less."""
+
+    __slots__ = ("accepted", "verified")
+
+    def __init__(self) -> None:
+        self.verified: list[float] = []
+        self.accepted: list[float] = []
+
+    def fade(self, share: float) -> None:
+        self.verified = [count * share for count in self.verified]
+        self.accepted = [count * share for count in self.accepted]
+
+    def add(self, num_draft_tokens: int, num_accepted: int) -> None:
+        """Count a round: the accepted tokens, and the one that was rejected, if any."""
+        num_verified = min(num_accepted + 1, num_draft_tokens)
+        while len(self.verified) < num_verified:
+            self.verified.append(0.0)
+            self.accepted.append(0.0)
+        for position in range(num_verified):
+            self.verified[position] += 1.0
+            self.accepted[position] += position < num_accepted
+
+    def mixed(self, position: int, prior_rate: float, prior_weight: float) -> float:
+        """Return the share accepted at a position, given that all before it were."""
+        if position >= len(self.verified):
+            return prior_rate
+        verified, accepted = self.verified[position], self.accepted[position]
+        return (accepted + prior_weight * prior_rate) / (verified + prior_weight)
+
+    def is_unlike(self, rates: list[float]) -> bool:
+        """Say whether what was accepted is more, or less, than chance makes of these rates."""
+        surplus = variance = 0.0
+        for verified, accepted, rate in zip(self.verified, self.accepted, rates, strict=False):
+            surplus += accepted - verified * rate
+            variance += verified * rate * (1 - rate)
+        return surplus * surplus > UNLIKE * UNLIKE * variance
+
+
+class PoolAcceptance:
+    """Acceptance over the requests of a pool: where a new request starts from."""
+
+    def __init__(self, wider: PoolAcceptance | None = None) -> None:
+        """Build one; `wider` is a pool that this one is a part of, and is told everything too."""
+        self.num_rounds: int = 0 if wider is None else wider.num_rounds
+        """Rounds verified, those of the wider pool before this one began included."""
+        self._wider = wider
+        self._accepted = _Counts()
+        self._offered = _Counts()
+
+    def observe(self, num_asked: int, num_draft_tokens: int, num_accepted: int) -> None:
+        """Take a round."""
+        self.num_rounds += 1
+        if self._wider is not None:
+            self._wider.observe(num_asked, num_draft_tokens, num_accepted)
+        self._accepted.fade(POOL_FADE)
+        self._accepted.add(num_draft_tokens, num_accepted)
+        self._offered.fade(POOL_FADE)
+        self._offered.add(num_asked, num_draft_tokens)
+
+    def rates(self, max_k: int) -> list[float]:
+        """Return [max_k] shares accepted by position, given that all before were accepted.
+
+        A position with little evidence takes after the one before it.
+        """
+        wider = None if self._wider is None else self._wider.rates(max_k)
+        rates, rate = [], PRIOR_RATE
+        for position in range(max_k):
+            prior = rate if wider is None else wider[position]
+            rate = self._accepted.mixed(position, prior, POOL_PRIOR_WEIGHT)
+            rates.append(rate)
+        return rates
+
+    def offers(self, max_k: int) -> list[float]:
+        """Return [max_k] shares that come by position, given that all before came."""
+        wider = [1.0] * max_k if self._wider is None else self._wider.offers(max_k)
+        return [
+            self._offered.mixed(position, prior, POOL_PRIOR_WEIGHT)
+            for position, prior in enumerate(wider)
+        ]
+
+
+class RequestAcceptance:
+    """Acceptance of one request: its pool's, until its own is clearly another."""
+
+    def __init__(self, pool: PoolAcceptance) -> None:
+        self._pool = pool
+        self._accepted = _Counts()
+        self._offered = _Counts()
+
+    @property
+    def num_pool_rounds(self) -> int:
+        """Rounds that the pool has seen verified."""
+        return self._pool.num_rounds
+
+    def observe(self, num_asked: int, num_draft_tokens: int, num_accepted: int) -> None:
+        """Take a round, here and in the pool."""
+        self._pool.observe(num_asked, num_draft_tokens, num_accepted)
+        self._accepted.fade(REQUEST_FADE)
+        self._accepted.add(num_draft_tokens, num_accepted)
+        self._offered.fade(REQUEST_FADE)
+        self._offered.add(num_asked, num_draft_tokens)
+
+    def fade(self, num_tokens: int) -> None:
+        """Let old evidence fade over tokens that were committed without a draft."""
+        share = REQUEST_FADE_PER_TOKEN**num_tokens
+        self._accepted.fade(share)
+        self._offered.fade(share)
+
+    def is_unlike(self, max_k: int) -> bool:
+        """Say whether this request goes its own way."""
+        return self._accepted.is_unlike(self._pool.rates(max_k)) or self._offered.is_unlike(
+            self._pool.offers(max_k)
+        )
+
+    def expect(self, max_k: int, *, alone: bool) -> Expectation:
+        """Return what a round is worth at each K, by the pool or by this request alone."""
+        rates, offers = self._pool.rates(max_k), self._pool.offers(max_k)
+        if alone:
+            rates = self._own_rates(rates)
+            offers = [
+                self._offered.mixed(position, offer, REQUEST_PRIOR_WEIGHT)
+                for position, offer in enumerate(offers)
+            ]
+        drafted, tokens, came, reached = [0.0], [1.0], 1.0, 1.0
+        for position in range(max_k):
+            # The first token is there: rounds to which none comes are counted apart.
+            came *= offers[position] if position else 1.0
+            reached *= rates[position]
+            drafted.append(drafted[-1] + came)
+            tokens.append(tokens[-1] + came * reached)
+        return Expectation(drafted, tokens, 1 - offers[0] if max_k else 0.0)
+
+    def _own_rates(self, pool_rates: list[float]) -> list[float]:
+        """Mix what this request was seen to accept with what its pool does.
+
+        Where the first token is accepted less than in the pool, the later ones, which are then
+        seldom reached, are taken to be as well.
+        """
+        rates, ratio = [], 1.0
+        for position, rate in enumerate(pool_rates):
+            own = self._accepted.mixed(position, min(1.0, ratio * rate), REQUEST_PRIOR_WEIGHT)
+            ratio = own / rate if rate > 0 else 1.0
+            rates.append(own)
+        return rates

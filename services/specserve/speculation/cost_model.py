@@ -1,0 +1,237 @@
+"""What a round costs at each K, learned from the rounds that were run.
+
+A cost is asked for as though every session beside this one chose the same K: rows that one
+session adds to a forward make all the others wait, so a choice that pays for one alone may cost
+the whole. Knows seconds, rows and counts; knows no request, no token and no service. Clocks are
+handed in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specserve.speculation.step_curve import RecentMean, StepCurve
+
+REFRESH_S = 0.05
+"""Costs are worked out anew when the last ones are older than this, or the load has changed."""
+
+CROWD_WINDOW = 64
+"""Rounds that crowding is averaged over: more than one of each session."""
+
+CROWD_PRIOR = 32
+"""Rounds' worth of doubt about it: until then the model stands as it is."""
+
+CROWD_FORGET_S = 20.0
+"""How long it is believed when no more rounds are seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Who else is there."""
+
+    num_sessions: int
+    """Sessions on the target, this one included."""
+    num_draft_sessions: int
+    """Sessions on the draft, this one included, whether they draft at present or not."""
+    common_k: int
+    """The K > 0 that nearly all sessions known here have had for some rounds; else 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTiming:
+    """Where the time of one round with draft tokens went, in seconds."""
+
+    num_draft_tokens: int
+    wall_s: float
+    """From one decision to the next."""
+    draft_wait_s: float
+    """Waited for the proposal."""
+    draft_queue_s: float
+    draft_forward_s: float
+    """Of the forwards that drafted while the round waited, together."""
+    draft_rows: int
+    """In the last of them; 0 for a proposer without a model."""
+    num_hidden_tokens: int
+    """Draft tokens that were drafted while the round before was verified."""
+    verify_queue_s: float
+    verify_forward_s: float
+    verify_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlainTiming:
+    """Where the time of one decode-ahead call went, in seconds."""
+
+    num_tokens: int
+    wall_s: float
+    """From one decision to the next."""
+    first_wait_s: float
+    """From the decision to the first token."""
+    forwards: tuple[tuple[int, float], ...]
+    """[num_tokens] (rows, seconds) of each token's forward."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundCosts:
+    """Expected seconds of each choice under one load."""
+
+    plain_s: float
+    """Per token of decode-ahead, in calls of the usual length."""
+    token_s: float
+    """The same without what each call costs besides."""
+    call_s: float
+    """That: transport, and a forward that may be missed."""
+    round_s: tuple[float, ...]
+    """[max_k + 1] per round with K draft tokens; entry 0 is `plain_s`."""
+    delay_s: tuple[float, ...]
+    """[max_k + 1] what one session with K > 0 costs the others while they have K = 0, together."""
+    num_sessions: int
+    num_plain: int
+    """Decode-ahead calls measured lately; 0: nothing is known."""
+    num_rounds: int
+    """Rounds with draft tokens measured lately; 0: nothing is known."""
+    plain_at: float
+    """When decode-ahead was last measured."""
+
+
+class DraftCosts:
+    """What one draft replica takes for K tokens."""
+
+    def __init__(self) -> None:
+        self.curve = StepCurve()
+        """Per token drafted, by the sessions drafting together."""
+        self.call_s = RecentMean()
+        """What is neither queue nor forward: transport."""
+        self.hidden_share = RecentMean(CROWD_WINDOW)
+        """Of the draft tokens, those that were ready when they were asked for."""
+
+    def observe(self, timing: RoundTiming, now: float) -> None:
+        """Learn from a proposal."""
+        busy_s = timing.draft_queue_s + timing.draft_forward_s
+        self.call_s.add(max(0.0, timing.draft_wait_s - busy_s), now)
+        k = timing.num_draft_tokens
+        num_asked = k - timing.num_hidden_tokens
+        self.hidden_share.add(timing.num_hidden_tokens / k, now)
+        if timing.draft_rows and num_asked > 0:
+            self.curve.add(timing.draft_rows, timing.draft_forward_s / num_asked, now)
+
+    def observe_late(self, waited_s: float, now: float) -> None:
+        """Learn from a proposal that had not come when its round went on without it."""
+        self.call_s.add(max(waited_s, self.call_s.value()), now)
+
+    def seconds(self, k: int, num_sessions: float) -> float:
+        """Return the forwards of a proposal of K tokens that its round waits for."""
+        return k * (1 - self.hidden_share.value()) * self.curve.seconds(num_sessions)
+
+
+class CostModel:
+    """Costs of a pool of targets, with a pool of drafts beside it."""
+
+    def __init__(self, curve: StepCurve | None = None) -> None:
+        self.draft = DraftCosts()
+        self.curve = StepCurve() if curve is None else curve
+        """Of the targets."""
+        self.plain_call_s = RecentMean()
+        """Per call of decode-ahead, what is no forward: transport, and missing a forward."""
+        self.plain_token_s = RecentMean()
+        """The same per token after the first."""
+        self.round_s = RecentMean()
+        """Per round, what is neither draft, queue nor forward: transport and the orchestrator."""
+        self._crowding: dict[tuple[int, int], RecentMean] = {}
+        # {(K, sessions in octaves): measured / expected}
+        self._costs: RoundCosts | None = None
+        self._asked: tuple[int, ...] = ()
+        self._refreshed_at = float("-inf")
+
+    def observe_plain(self, timing: PlainTiming, now: float) -> None:
+        """Learn from one decode-ahead call."""
+        for rows, seconds in timing.forwards:
+            self.curve.add(rows, seconds, now)
+        first_s = timing.forwards[0][1]
+        self.plain_call_s.add(max(0.0, timing.first_wait_s - first_s), now)
+        if timing.num_tokens > 1:
+            later_s = sum(seconds for _, seconds in timing.forwards[1:])
+            rest_s = timing.wall_s - timing.first_wait_s - later_s
+            self.plain_token_s.add(max(0.0, rest_s / (timing.num_tokens - 1)), now)
+
+    def observe_round(self, timing: RoundTiming, load: Load, now: float) -> None:
+        """Learn from one round with draft tokens."""
+        self.curve.add(timing.verify_rows, timing.verify_forward_s, now)
+        self.draft.observe(timing, now)
+        verify_s = timing.verify_queue_s + timing.verify_forward_s
+        self.round_s.add(max(0.0, timing.wall_s - timing.draft_wait_s - verify_s), now)
+        k = timing.num_draft_tokens
+        if k != load.common_k:
+            return
+        expected_s = self._together_s(k, load.num_sessions, load.num_draft_sessions)
+        if expected_s > 0:
+            key = (k, load.num_sessions.bit_length())
+            crowding = self._crowding.setdefault(key, RecentMean(CROWD_WINDOW))
+            crowding.add(timing.wall_s / expected_s, now)
+
+    def costs(self, load: Load, max_k: int, num_steps: int, now: float) -> RoundCosts:
+        """Return what each K costs if all choose it, K = 0 with `num_steps` tokens a call."""
+        asked = (load.num_sessions, load.num_draft_sessions, max_k, num_steps)
+        if (
+            self._costs is None
+            or asked != self._asked
+            or not 0 <= now - self._refreshed_at < REFRESH_S
+        ):
+            self.curve.refresh(now)
+            self.draft.curve.refresh(now)
+            self._costs = self._work_out(load, max_k, num_steps, now)
+            self._asked, self._refreshed_at = asked, now
+        return self._costs
+
+    @property
+    def latest(self) -> RoundCosts | None:
+        """What was worked out last; None before that, and while nothing at all was measured."""
+        return None if self.curve.is_empty else self._costs
+
+    def last_round_s(self, k: int) -> float:
+        """Return what was last worked out for a round with K draft tokens; 0 if nothing was."""
+        costs = self._costs
+        return costs.round_s[k] if costs is not None and k < len(costs.round_s) else 0.0
+
+    def _work_out(self, load: Load, max_k: int, num_steps: int, now: float) -> RoundCosts:
+        sessions = load.num_sessions
+        alone_s = self.curve.seconds(sessions)
+        token_s, call_s = alone_s + self.plain_token_s.value(), self.plain_call_s.value()
+        plain_s = token_s + call_s / num_steps
+        round_s, delay_s = [plain_s], [0.0]
+        for k in range(1, max_k + 1):
+            together_s = self._together_s(k, sessions, load.num_draft_sessions)
+            round_s.append(self.crowding(k, sessions, now) * together_s)
+            delay_s.append((sessions - 1) * max(0.0, self.curve.seconds(sessions + k) - alone_s))
+        return RoundCosts(
+            plain_s=plain_s,
+            token_s=token_s,
+            call_s=call_s,
+            round_s=tuple(round_s),
+            delay_s=tuple(delay_s),
+            num_sessions=sessions,
+            num_plain=self.plain_token_s.count,
+            num_rounds=self.round_s.count,
+            plain_at=self.plain_token_s.updated_at,
+        )
+
+    def crowding(self, k: int, num_sessions: int, now: float) -> float:
+        """Return how much longer rounds take than expected; 1 while that is not known."""
+        known = self._crowding.get((k, num_sessions.bit_length()))
+        if known is None or now - known.updated_at > CROWD_FORGET_S:
+            return 1.0
+        ratio = min(max(known.value(), 0.5), 2.0)
+        return (known.count * ratio + CROWD_PRIOR) / (known.count + CROWD_PRIOR)
+
+    def _together_s(self, k: int, num_sessions: float, num_draft_sessions: float) -> float:
+        """Return the time of a round when all take part: in step, or in two halves by turns."""
+        rest_s = self.draft.call_s.value() + self.round_s.value()
+        draft_s = self.draft.seconds(k, num_draft_sessions)
+        in_step_s = draft_s + self.curve.seconds(num_sessions * (k + 1)) + rest_s
+        if num_sessions < 2:
+            return in_step_s
+        # One half drafts while the other is verified; the slower device sets the pace.
+        half_draft_s = self.draft.seconds(k, num_draft_sessions / 2)
+        half_verify_s = self.curve.seconds(num_sessions / 2 * (k + 1))
+        by_turns_s = max(half_draft_s + half_verify_s + rest_s, 2 * half_verify_s, 2 * half_draft_s)
+        return min(in_step_s, by_turns_s)

@@ -1,0 +1,129 @@
+"""What the requests on one target and one draft have learned together, and their controllers.
+
+Knows the controllers that live and what each last did; knows no request, no service, no network.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from weakref import WeakKeyDictionary
+
+from specserve.speculation.acceptance_rates import PoolAcceptance
+from specserve.speculation.cost_model import (
+    CostModel,
+    Load,
+    PlainTiming,
+    RoundTiming,
+)
+from specserve.speculation.length_choice import Choice, Standing
+from specserve.speculation.length_controller import WARMUP_ROUNDS, LengthController
+from specserve.speculation.probe_budget import ProbeBudget
+from specserve.speculation.step_curve import StepCurve
+
+NEARLY_ALL = 0.9
+"""Share of the sessions with the same K from which on they are taken to act as one."""
+
+STEADY_ROUNDS = 8
+"""Rounds after a switch that are not yet taken as what the new choice costs."""
+
+
+class LengthPool:
+    """Costs, standing choices and the probing budget that requests share."""
+
+    def __init__(self, now: float, *, target_curve: StepCurve | None = None) -> None:
+        self.costs = CostModel(target_curve)
+        self.budget = ProbeBudget(now)
+        self._standings: WeakKeyDictionary[PoolAcceptance, dict[int, Standing]]
+        self._standings = WeakKeyDictionary()
+        self._last_k: dict[LengthController, int] = {}  # {controller: K of its last round}
+        self._num_by_k: Counter[int] = Counter()
+        self._num_warmups = 0
+
+    def open(
+        self, acceptance: PoolAcceptance, num_steps_without: int, max_k: int
+    ) -> LengthController:
+        """Begin a request that may ask for `max_k` draft tokens."""
+        standing = self.standing(acceptance, max_k)
+        controller = LengthController(acceptance, standing, self.budget, num_steps_without)
+        self._last_k[controller] = 0
+        self._num_by_k[0] += 1
+        return controller
+
+    def standing(self, acceptance: PoolAcceptance, max_k: int) -> Standing:
+        """Return the choice that the requests of one kind share."""
+        return self._standings.setdefault(acceptance, {}).setdefault(max_k, Standing())
+
+    def close(self, controller: LengthController) -> None:
+        """End a request. Idempotent."""
+        k = self._last_k.pop(controller, None)
+        if k is not None:
+            self._num_by_k[k] -= 1
+
+    def load(
+        self,
+        controller: LengthController,
+        num_sessions: int,
+        num_draft_sessions: int,
+        now: float,
+    ) -> Load:
+        """Describe who is there, given what target and draft report of themselves."""
+        own = max(1, len(self._last_k))
+        k = self._last_k.get(controller, 0)
+        is_common = (
+            own > 1
+            and k > 0
+            and k == controller.standing_k
+            and self._num_by_k[k] >= NEARLY_ALL * own
+            and now - controller.switched_at >= STEADY_ROUNDS * self.costs.last_round_s(k)
+        )
+        return Load(max(own, num_sessions), max(1, num_draft_sessions), k if is_common else 0)
+
+    def choose(
+        self,
+        controller: LengthController,
+        load: Load,
+        max_k: int,
+        num_steps: int,
+        now: float,
+    ) -> Choice:
+        """Choose K for a request's next round."""
+        costs = self.costs.costs(load, max_k, num_steps, now)
+        may_warm_up = self._num_warmups < WARMUP_ROUNDS or load.num_sessions == 1
+        choice = controller.choose(costs, max_k, now, may_warm_up=may_warm_up)
+        self._num_warmups += choice.num_speculative_tokens > 0 and costs.num_rounds < WARMUP_ROUNDS
+        return choice
+
+    def note(self, controller: LengthController, num_speculative_tokens: int) -> None:
+        """Remember what a request's round really does."""
+        k = self._last_k.get(controller)
+        if k is not None and k != num_speculative_tokens:
+            self._num_by_k[k] -= 1
+            self._num_by_k[num_speculative_tokens] += 1
+            self._last_k[controller] = num_speculative_tokens
+
+    def observe_round(
+        self,
+        controller: LengthController,
+        timing: RoundTiming,
+        num_asked: int,
+        num_accepted: int,
+        load: Load,
+        now: float,
+    ) -> None:
+        """Learn from a round whose draft tokens were verified."""
+        self.costs.observe_round(timing, load, now)
+        controller.observe_round(num_asked, timing.num_draft_tokens, num_accepted, timing.wall_s)
+
+    def observe_plain(
+        self, controller: LengthController, timing: PlainTiming, waited_s: float, now: float
+    ) -> None:
+        """Learn from a call of decode-ahead, and from a proposal that was waited for in vain."""
+        self.costs.observe_plain(timing, now)
+        controller.observe_plain(timing.num_tokens, timing.wall_s + waited_s)
+
+    def observe_empty(
+        self, controller: LengthController, timing: PlainTiming, num_asked: int, now: float
+    ) -> None:
+        """Learn from a round whose proposer had nothing to say, and which decoded ahead."""
+        self.costs.observe_plain(timing, now)
+        controller.observe_round(num_asked, 0, 0, timing.wall_s)

@@ -1,0 +1,124 @@
+"""Options, the standing choice and its hysteresis, the probing budget, the configured table."""
+
+import pytest
+
+from specserve.speculation.acceptance_rates import Expectation
+from specserve.speculation.cost_model import RoundCosts
+from specserve.speculation.length_choice import (
+    MARGIN,
+    NUM_TIMES,
+    Option,
+    Reason,
+    Standing,
+    best_of,
+    options_of,
+)
+from specserve.speculation.length_table import length_by_batch_size
+from specserve.speculation.probe_budget import PROBE_SHARE, SAVINGS_S, ProbeBudget
+
+COSTS = RoundCosts(
+    plain_s=0.020,
+    token_s=0.019,
+    call_s=0.016,
+    round_s=(0.020, 0.024, 0.028, 0.032),
+    delay_s=(0.0, 0.0, 0.0, 0.0),
+    num_sessions=1,
+    num_plain=9,
+    num_rounds=99,
+    plain_at=0.0,
+)
+
+
+def options(*rates):
+    """Options with these rates, K = 0 first, each a tenth of a second long."""
+    return [Option(0.1 * rate, 0.1) for rate in rates]
+
+
+def test_every_k_is_worth_its_tokens_over_its_seconds():
+    expected = Expectation([0.0, 1.0, 2.0, 3.0], [1.0, 1.8, 2.4, 2.9], 0.0)
+
+    found = options_of(expected, COSTS, num_steps_without=4)
+    assert [option.seconds for option in found] == pytest.approx([0.020, 0.024, 0.028, 0.032])
+    assert [option.num_tokens for option in found] == [1.0, 1.8, 2.4, 2.9]
+    assert best_of(found) == 3
+
+
+def test_rounds_that_come_empty_decode_a_little_and_pay_for_the_call():
+    expected = Expectation([0.0, 1.0, 1.5, 1.5], [1.0, 2.0, 2.5, 2.5], 0.5)
+
+    found = options_of(expected, COSTS, num_steps_without=2)
+    assert found[1].num_tokens == pytest.approx(0.5 * 2.0 + 0.5 * 2)
+    assert found[1].seconds == pytest.approx(0.5 * 0.024 + 0.5 * (0.016 + 2 * 0.019))
+    # Asking for more than comes costs no more.
+    assert found[3].seconds == pytest.approx(found[2].seconds)
+
+
+def test_choice_moves_only_when_another_is_better_for_some_rounds():
+    standing = Standing()
+    assert standing.settle(options(10, 20), 0.0) is Reason.BEST
+    assert standing.k == 1
+
+    times = [standing.settle(options(21, 20), 0.11 * n) for n in range(1, NUM_TIMES)]
+    assert times == [Reason.HYSTERESIS] * (NUM_TIMES - 1)
+    assert standing.settle(options(21, 20), 0.11 * NUM_TIMES) is Reason.BEST
+    assert standing.k == 0
+    assert standing.num_switches == 1
+
+
+def test_gain_below_the_margin_never_moves_it():
+    standing = Standing(1)
+    for number in range(1000):
+        better = (MARGIN - 0.001) * 20
+        assert standing.settle(options(better, 20), float(number)) is Reason.HYSTERESIS
+    assert standing.k == 1
+
+
+def test_clear_gain_moves_it_at_once():
+    standing = Standing(1)
+
+    assert standing.settle(options(40, 20), 0.0) is Reason.BEST
+    assert standing.k == 0
+
+
+def test_many_requests_looking_in_one_round_count_once():
+    """32 requests share a choice: it must not be turned in one round by one noisy number."""
+    standing = Standing(1)
+    for _ in range(32):
+        standing.settle(options(21, 20), 5.0)
+
+    assert standing.k == 1
+
+
+def test_probing_loses_at_most_its_share_of_the_time():
+    """However often it is asked, what is spent stays within the share, one probe's loss apart."""
+    budget, spent, now = ProbeBudget(0.0), 0.0, 0.0
+    while now < 100.0:
+        now += 0.01
+        budget.accrue(4, now)
+        if budget.wait_s(0.05, 4) == 0:
+            budget.spend(0.05)
+            spent += 0.05
+
+    assert 0.9 * PROBE_SHARE * 4 * 100 < spent <= PROBE_SHARE * 4 * 100 + 0.05
+
+
+def test_dear_probe_is_put_off_and_not_forbidden():
+    """A draft that seems to cost an hour is still looked at again, within the longest saving."""
+    budget = ProbeBudget(0.0)
+    budget.accrue(1, 1.0)
+    assert budget.wait_s(3600.0, 1) == pytest.approx(SAVINGS_S - 1.0)
+    budget.accrue(1, 1.0 + SAVINGS_S)
+    assert budget.wait_s(3600.0, 1) == 0
+    budget.spend(3600.0)
+
+    assert budget.wait_s(0.0, 1) > SAVINGS_S
+
+
+@pytest.mark.parametrize(
+    ("num_sessions", "k"), [(1, 4), (8, 4), (9, 2), (31, 2), (32, 0), (999, 0), (1000, None)]
+)
+def test_table_names_k_by_batch_size(num_sessions, k):
+    """Both ends of a range are in it; K is never above the request's own; a gap names none."""
+    table = ((1, 8, 9), (9, 31, 2), (32, 999, 0))
+
+    assert length_by_batch_size(table, num_sessions, 4) == k
