@@ -6,7 +6,7 @@ command line and no environment.
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -24,6 +24,9 @@ DRAFT_MODEL_METHODS: tuple[SpeculativeMethod, ...] = ("draft_model", "cascade")
 
 MAX_NUM_SPECULATIVE_TOKENS = 64
 """No draft is worth a longer guess, and a verify block must fit the smallest token budget."""
+
+
+_Triple = Annotated[tuple[int, int, int], Field(strict=False)]  # JSON writes it as a list
 
 
 class Config(BaseModel):
@@ -93,9 +96,7 @@ class SpeculativeConfig(Config):
     num_speculative_tokens_schedule: LengthSchedule = "constant"
     """constant: every round asks for K draft tokens. auto: each for as many as promise the most
     tokens per second, K at most, by costs and acceptance measured while serving."""
-    num_speculative_tokens_per_batch_size: tuple[tuple[int, int, int], ...] = Field(
-        (), strict=False
-    )
+    num_speculative_tokens_per_batch_size: tuple[_Triple, ...] = Field((), strict=False)
     """[[from, to, K], ...]: the K of rounds while a target holds so many sessions, both ends
     included, whatever the schedule; above num_speculative_tokens it counts as that."""
     rejection_sample_method: RejectionSampleMethod = "auto"

@@ -16,6 +16,7 @@ from specserve.config import OrchestratorConfig, SpeculativeConfig, SpeculativeM
 from specserve.errors import InvalidRequest
 from specserve.orchestrator.request_state import RequestState
 from specserve.speculation.acceptance_rates import PoolAcceptance, RequestAcceptance
+from specserve.speculation.cost_model import Load
 from specserve.speculation.length_choice import Option, SpeculationMode, options_of
 from specserve.speculation.length_controller import LengthController
 from specserve.speculation.length_pool import LengthPool
@@ -89,13 +90,19 @@ class LengthControl:
     def estimates(self, method: SpeculativeMethod) -> list[Option]:
         """Return [K + 1] what rounds are expected to take and give, by the latest costs.
 
-        Of the rule that was used most; empty before anything was measured.
+        Of the rule that was used most; under the load that was last decided for, or of one session
+        alone. Empty before anything was measured.
         """
         pool = self._pools.get(method)
-        costs = pool.costs.latest if pool is not None else None
         used = [kept for (name, _), kept in self._by_method.items() if name == method]
-        if costs is None or not used:
+        if pool is None or pool.costs.curve.is_empty or not used:
             return []
+        costs = pool.costs.latest or pool.costs.costs(
+            Load(1, 1, 0),
+            self.speculative.num_speculative_tokens,
+            self.config.num_decode_steps,
+            self.clock(),
+        )
         acceptance = RequestAcceptance(max(used, key=lambda kept: kept.num_rounds))
         return options_of(acceptance.expect(len(costs.round_s) - 1, alone=False), costs, 1)
 
