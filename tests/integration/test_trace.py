@@ -16,6 +16,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from helpers.pair import TARGET, Generated, Pair, greedy_tokens, make_request, running_pair
 from specserve import telemetry
+from specserve.speculation.length_choice import Reason
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 GATEWAY_SPAN_ID = "b7ad6b7169203331"
@@ -120,7 +121,9 @@ async def test_no_token_and_no_text_is_recorded(sink: Sink) -> None:
     telemetry.shutdown_tracing()
     for span in sink.spans:
         for key, value in attributes(span).items():
-            if key == telemetry.ATTRIBUTE_PROPOSER:
+            if key == telemetry.ATTRIBUTE_LENGTH_REASON:
+                assert value in set(Reason)
+            elif key == telemetry.ATTRIBUTE_PROPOSER:
                 assert value in {"", "draft_model"}
             else:
                 assert isinstance(value, (int, float)) or key == telemetry.ATTRIBUTE_REPLICA, key
