@@ -9,7 +9,7 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from specserve.config import EngineConfig, SpeculativeConfig
+from specserve.config import EngineConfig, SpeculativeConfig, SpeculativeMethod
 from specserve.errors import ConfigurationError, VocabularyMismatch
 from specserve.tools.terminal import Progress, say
 
@@ -59,6 +59,10 @@ def cache_folder(given: str | None) -> Path:
     return Path(given).expanduser() if given else DEFAULT_CACHE.expanduser()
 
 
+EMBEDDED_METHOD: SpeculativeMethod = "cascade"
+"""How the embedded pair speculates unless told otherwise: its draft alone is slower."""
+
+
 def resolve_pair(
     target: str | None, speculative: SpeculativeConfig | None, cache_dir: str | None
 ) -> ModelPair:
@@ -91,8 +95,11 @@ def resolve_pair(
         pair = embedded_pair(cache, progress)
     finally:
         progress.close()
-    config = (speculative or SpeculativeConfig()).model_copy(update={"model": str(pair.draft)})
-    return ModelPair(str(pair.target), config, is_embedded=True)
+    config = speculative or SpeculativeConfig()
+    update: dict[str, str] = {"model": str(pair.draft)}
+    if "method" not in config.model_fields_set:
+        update["method"] = EMBEDDED_METHOD
+    return ModelPair(str(pair.target), config.model_copy(update=update), is_embedded=True)
 
 
 def require_fitting(pair: ModelPair, engine: EngineConfig) -> None:
