@@ -14,7 +14,6 @@ from helpers.pair import (
     Generated,
     Pair,
     greedy_tokens,
-    is_idle,
     make_draft,
     make_request,
     port_of,
@@ -224,7 +223,7 @@ async def test_a_clients_leaving_stops_the_reading_of_its_prompt() -> None:
         )
         answer = await pair.generate(make_request(max_tokens=12))
         assert answer.token_ids == greedy_tokens(TARGET, (5, 6, 7), 12)
-        assert is_idle(pair.target)
+        await pair.until_idle()
 
 
 PAST = {"method": "suffix", "suffix_decoding_max_cached_requests": 8}
