@@ -9,6 +9,7 @@ overhead    wall and processor time per round, toy pair with step time 0, plain 
 engine      K = 0 through the whole system against the bare engine decoding in one process
 steps       one forward at several row counts against eager transformers
 speedup     tokens/s with and without speculation on real prompts, by category
+overlap     the draft's outcome cache off and on, on modelled devices
 
 Exit code: 0 done (serving, sweep: enable), 1 a problem, 2 wrong usage, 3 keep target-only, 4 not
 comparable, 130 interrupted, with what was measured kept. Ratios are taken within one run.
@@ -35,7 +36,7 @@ from specserve.tools.terminal import Progress, say, table
 
 Figures = dict[str, float]
 
-FIGURE_SUITES = ("overhead", "engine", "steps", "speedup")
+FIGURE_SUITES = ("overhead", "engine", "steps", "speedup", "overlap")
 RECORD_SUITES = ("serving", "acceptance", "auto", "sweep")
 SUITES = (*RECORD_SUITES, *FIGURE_SUITES)
 
@@ -133,6 +134,10 @@ def _run_figures(
         from specserve.tools import bench_steps
 
         return bench_steps.run(args)
+    if name == "overlap":
+        from specserve.tools.bench_overlap import OverlapOptions, run_overlap_suite
+
+        figures |= asyncio.run(run_overlap_suite(OverlapOptions()))
     if name == "overhead":
         from specserve.tools.bench_overhead import run_overhead_suite
 
