@@ -37,8 +37,10 @@ class Command:
 COMMANDS = {
     "serve": Command("serve", "serve a target, sped up by a draft, under Ray Serve"),
     "demo": Command("demo", "serve the embedded pair, measure six prompts, and stop"),
-    "chat": Command("chat", "chat in the terminal; colours show where each token came from"),
-    "doctor": Command("doctor", "check a pair, devices, ports, memory and versions"),
+    "chat": Command(
+        "chat.command", "chat in the terminal; colours show where each token came from"
+    ),
+    "doctor": Command("doctor.command", "check a pair, devices, ports, memory and versions"),
     "speculation": Command("speculation", "switch speculation off, on or to auto while serving"),
     "models": Command("models", "pull the embedded pair"),
     "draft": Command(
@@ -54,10 +56,10 @@ COMMANDS = {
         "run_orchestrator",
     ),
     "gateway": Command("gateway", "run a gateway as a plain process"),
-    "bench": Command("bench", "measure what speculation gains, and what the system costs"),
-    "load": Command("load", "send open-loop load to a running system, and judge it"),
-    "verify": Command("verify", "check that speculation changes no token and no law"),
-    "distill": Command("distill_flags", "train a draft from a target"),
+    "bench": Command("bench.command", "measure what speculation gains, and what the system costs"),
+    "load": Command("load.command", "send open-loop load to a running system, and judge it"),
+    "verify": Command("verify.command", "check that speculation changes no token and no law"),
+    "distill": Command("distill.flags", "train a draft from a target"),
 }
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from specserve.model.toy import ToySpec
-from specserve.tools import verify_law
-from specserve.tools.verify_law import (
+from specserve.tools.verify import law as verify_law
+from specserve.tools.verify.law import (
     CASES,
     Case,
     LawOptions,

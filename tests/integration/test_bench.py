@@ -17,7 +17,7 @@ import pytest
 from helpers.processes import CommandLine, left_running
 from helpers.waiting import eventually
 from specserve import cli
-from specserve.tools.bench_agreement import read_record
+from specserve.tools.bench.agreement import read_record
 from specserve.tools.local import PairSpec, run_pair
 
 pytestmark = pytest.mark.slow

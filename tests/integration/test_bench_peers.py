@@ -9,11 +9,11 @@ import pytest
 
 from specserve import cli
 from specserve.errors import PeerUnavailable
-from specserve.tools.bench_agreement import read_record
-from specserve.tools.bench_clients import RequestSettings
-from specserve.tools.bench_peer_spec import peer_specs
-from specserve.tools.bench_peers import running_peer
-from specserve.tools.load_arrivals import Pacing
+from specserve.tools.bench.agreement import read_record
+from specserve.tools.bench.clients import RequestSettings
+from specserve.tools.bench.peer_spec import peer_specs
+from specserve.tools.bench.peers import running_peer
+from specserve.tools.load.arrivals import Pacing
 from support.bench_samples import prompt
 from support.tiny_models import byte_tokenizer, save_tiny
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specserve.config import SpeculativeMethod
-from specserve.tools.verify_parity import ParityOptions, run_parity_suite
+from specserve.tools.verify.parity import ParityOptions, run_parity_suite
 
 
 @pytest.mark.slow

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specserve.tools.bench_sample import BenchPrompt, Sample, Speculated, Wave
-from specserve.tools.load_arrivals import Pacing
+from specserve.tools.bench.sample import BenchPrompt, Sample, Speculated, Wave
+from specserve.tools.load.arrivals import Pacing
 
 
 def prompt(number: int, category: str = "chat") -> BenchPrompt:

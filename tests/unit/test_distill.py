@@ -13,22 +13,22 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from specserve.errors import ConfigurationError
 from specserve.model.draft_package import EMBEDDING, VOCAB_FILE
-from specserve.tools.distill import DistillConfig, distill
-from specserve.tools.distill_batch import TargetSettings, column_of, make_batch
-from specserve.tools.distill_evaluate import coupled_match, expected_round, walk_rounds
-from specserve.tools.distill_flags import add_arguments, parse_layers, parse_scratch
-from specserve.tools.distill_gather import TextConfig
-from specserve.tools.distill_loss import SparseTargets, distillation_loss
-from specserve.tools.distill_recipe import TrainConfig, rate_at
-from specserve.tools.distill_student import (
+from specserve.tools.distill.batch import TargetSettings, column_of, make_batch
+from specserve.tools.distill.command import DistillConfig, distill
+from specserve.tools.distill.evaluate import coupled_match, expected_round, walk_rounds
+from specserve.tools.distill.flags import add_arguments, parse_layers, parse_scratch
+from specserve.tools.distill.gather import TextConfig
+from specserve.tools.distill.loss import SparseTargets, distillation_loss
+from specserve.tools.distill.recipe import TrainConfig, rate_at
+from specserve.tools.distill.student import (
     ScratchShape,
     hidden_states,
     init_student,
     pack_rows,
     scratch_student,
 )
-from specserve.tools.distill_text import DistillText, Row, batches, load_text, save_text
-from specserve.tools.distill_train import Trainer
+from specserve.tools.distill.text import DistillText, Row, batches, load_text, save_text
+from specserve.tools.distill.train import Trainer
 
 VOCAB_SIZE = 64
 TRAIN = TrainConfig(

@@ -11,13 +11,13 @@ import torch
 from tests.support.tiny_models import byte_tokenizer, plain_logits, save_tiny
 
 from specserve.errors import ConfigurationError, ModelUnavailable
-from specserve.tools.distill import DistillConfig, distill
-from specserve.tools.distill_draws import draw, top_columns
-from specserve.tools.distill_gather import TextConfig, gather_text
-from specserve.tools.distill_generate import Generator, Question
-from specserve.tools.distill_prompts import GivenText, cut_corpus, read_given
-from specserve.tools.distill_recipe import TrainConfig
-from specserve.tools.distill_sample import (
+from specserve.tools.distill.command import DistillConfig, distill
+from specserve.tools.distill.draws import draw, top_columns
+from specserve.tools.distill.gather import TextConfig, gather_text
+from specserve.tools.distill.generate import Generator, Question
+from specserve.tools.distill.prompts import GivenText, cut_corpus, read_given
+from specserve.tools.distill.recipe import TrainConfig
+from specserve.tools.distill.sample import (
     Prompt,
     SampleConfig,
     Template,

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from specserve import cli
-from specserve.tools import doctor_checks
+from specserve.tools.doctor import checks as doctor_checks
 
 PAIR = ("toy:vocab_size=96,seed=7", "--port", "0")
 pytestmark = pytest.mark.slow  # torch and transformers are imported

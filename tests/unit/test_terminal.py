@@ -2,8 +2,8 @@
 
 import io
 
-from specserve.tools.chat_painter import ORIGIN_COLOURS, Painter
-from specserve.tools.chat_stream import StreamedToken
+from specserve.tools.chat.painter import ORIGIN_COLOURS, Painter
+from specserve.tools.chat.stream import StreamedToken
 from specserve.tools.demo import Answer, Comparison, report, shipped_prompts
 from specserve.tools.terminal import RESET, Progress, human_bytes, table, wants_colour
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from specserve.config import EngineConfig
 from specserve.errors import ConfigurationError, quoted
 from specserve.gateway.config import GatewayConfig
-from specserve.tools.chat_stream import Speculation, stream_chat
+from specserve.tools.chat.stream import Speculation, stream_chat
 from specserve.tools.flags import add_model_flags
 from specserve.tools.interrupts import stop_signals_interrupt
 from specserve.tools.models import CACHE_HELP

@@ -7,14 +7,14 @@ import pytest
 from specserve import cli
 from specserve.config import EngineConfig, SpeculativeConfig
 from specserve.errors import ConfigurationError
-from specserve.tools import bench
-from specserve.tools.bench_acceptance import read_method
-from specserve.tools.bench_flag_values import bench_options
-from specserve.tools.bench_peer_spec import check_peer, peer_specs
-from specserve.tools.bench_sweep import changed
-from specserve.tools.bench_workload import check_fits, load_workload
+from specserve.tools.bench import command as bench
+from specserve.tools.bench.acceptance import read_method
+from specserve.tools.bench.flag_values import bench_options
+from specserve.tools.bench.peer_spec import check_peer, peer_specs
+from specserve.tools.bench.sweep import changed
+from specserve.tools.bench.workload import check_fits, load_workload
 from specserve.tools.flags import Parser
-from specserve.tools.load_arrivals import Pacing
+from specserve.tools.load.arrivals import Pacing
 from support.bench_samples import prompt
 
 

@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 
-from specserve.tools.bench_level import LevelPlan, order_of, run_level
-from specserve.tools.bench_workload import plan_level
-from specserve.tools.load_arrivals import Pacing
+from specserve.tools.bench.level import LevelPlan, order_of, run_level
+from specserve.tools.bench.workload import plan_level
+from specserve.tools.load.arrivals import Pacing
 from support.bench_samples import ScriptedArm, prompt, wave
 
 PROMPTS = [prompt(number) for number in range(4)]

@@ -7,13 +7,13 @@ import pytest
 
 from helpers.waiting import eventually
 from specserve.errors import ConfigurationError
-from specserve.tools.bench_clients import RequestSettings
-from specserve.tools.bench_sample import Wave
-from specserve.tools.bench_statistics import quantiles
-from specserve.tools.bench_summary import summarise
-from specserve.tools.load_report import LoadRecord
-from specserve.tools.load_run import Generator, LoadPlan, LoadStep
-from specserve.tools.load_slo import Objectives, attainment, read_objectives
+from specserve.tools.bench.clients import RequestSettings
+from specserve.tools.bench.sample import Wave
+from specserve.tools.bench.statistics import quantiles
+from specserve.tools.bench.summary import summarise
+from specserve.tools.load.report import LoadRecord
+from specserve.tools.load.run import Generator, LoadPlan, LoadStep
+from specserve.tools.load.slo import Objectives, attainment, read_objectives
 from support.bench_samples import prompt, sample
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from helpers.waiting import eventually
 from specserve.errors import CapacityExhausted
-from specserve.tools.bench_pacing import attempt, run_due, run_wave
-from specserve.tools.bench_sample import Sample
-from specserve.tools.load_arrivals import Pacing, arrival_offsets, offsets_within
+from specserve.tools.bench.pacing import attempt, run_due, run_wave
+from specserve.tools.bench.sample import Sample
+from specserve.tools.load.arrivals import Pacing, arrival_offsets, offsets_within
 from support.bench_samples import prompt, sample
 
 PROMPTS = [prompt(number) for number in range(6)]

@@ -8,14 +8,14 @@ from html.parser import HTMLParser
 import pytest
 
 from specserve.errors import ConfigurationError
-from specserve.tools.bench_agreement import compare_records, read_record
-from specserve.tools.bench_clients import RequestSettings
-from specserve.tools.bench_conditions import Conditions, DeploymentFacts, ModelFacts, prompt_facts
-from specserve.tools.bench_decision import SPECULATIVE, TARGET_ONLY, decide
-from specserve.tools.bench_host import ProcessorMeter, describe_hardware, describe_versions
-from specserve.tools.bench_level import LevelPlan, run_level
-from specserve.tools.bench_plots import Bar, Range, Whisker, bars, ranges, whiskers
-from specserve.tools.bench_record import (
+from specserve.tools.bench.agreement import compare_records, read_record
+from specserve.tools.bench.clients import RequestSettings
+from specserve.tools.bench.conditions import Conditions, DeploymentFacts, ModelFacts, prompt_facts
+from specserve.tools.bench.decision import SPECULATIVE, TARGET_ONLY, decide
+from specserve.tools.bench.host import ProcessorMeter, describe_hardware, describe_versions
+from specserve.tools.bench.level import LevelPlan, run_level
+from specserve.tools.bench.plots import Bar, Range, Whisker, bars, ranges, whiskers
+from specserve.tools.bench.record import (
     AutoResult,
     MethodResult,
     Record,
@@ -23,12 +23,12 @@ from specserve.tools.bench_record import (
     SweepStep,
     require_writable,
 )
-from specserve.tools.bench_report import text_of, write_html
-from specserve.tools.bench_sample import Wave
-from specserve.tools.bench_statistics import Interval
-from specserve.tools.bench_summary import summarise
-from specserve.tools.bench_thresholds import Thresholds
-from specserve.tools.load_arrivals import Pacing
+from specserve.tools.bench.report import text_of, write_html
+from specserve.tools.bench.sample import Wave
+from specserve.tools.bench.statistics import Interval
+from specserve.tools.bench.summary import summarise
+from specserve.tools.bench.thresholds import Thresholds
+from specserve.tools.load.arrivals import Pacing
 from support.bench_samples import ScriptedArm, prompt, sample, wave
 
 VOID = {"meta", "line", "rect", "circle"}

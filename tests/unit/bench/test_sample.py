@@ -2,8 +2,8 @@
 
 import pytest
 
-from specserve.tools.bench_sample import Reading, Sample, Speculated, Wave, checked
-from specserve.tools.bench_summary import summarise
+from specserve.tools.bench.sample import Reading, Sample, Speculated, Wave, checked
+from specserve.tools.bench.summary import summarise
 from support.bench_samples import sample, wave
 
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from specserve.tools.bench_statistics import (
+from specserve.tools.bench.statistics import (
     Work,
     quantiles,
     rate,

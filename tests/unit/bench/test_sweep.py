@@ -2,12 +2,12 @@
 
 import pytest
 
-from specserve.tools.bench_level import LevelPlan, run_level
-from specserve.tools.bench_record import Setting
-from specserve.tools.bench_sample import Wave
-from specserve.tools.bench_sweep import CONCURRENCY, DYNAMIC_K, FIXED_K, Sweep
-from specserve.tools.bench_thresholds import Thresholds
-from specserve.tools.load_arrivals import Pacing
+from specserve.tools.bench.level import LevelPlan, run_level
+from specserve.tools.bench.record import Setting
+from specserve.tools.bench.sample import Wave
+from specserve.tools.bench.sweep import CONCURRENCY, DYNAMIC_K, FIXED_K, Sweep
+from specserve.tools.bench.thresholds import Thresholds
+from specserve.tools.load.arrivals import Pacing
 from support.bench_samples import ScriptedArm, prompt, sample, wave
 
 NUM_PAIRS = 4

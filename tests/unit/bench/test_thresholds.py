@@ -5,11 +5,11 @@ import json
 import pytest
 
 from specserve.errors import ConfigurationError
-from specserve.tools.bench_decision import SPECULATIVE, TARGET_ONLY, decide, speedup
-from specserve.tools.bench_level import LevelPlan, run_level
-from specserve.tools.bench_sample import Wave
-from specserve.tools.bench_thresholds import Thresholds, read_thresholds
-from specserve.tools.load_arrivals import Pacing
+from specserve.tools.bench.decision import SPECULATIVE, TARGET_ONLY, decide, speedup
+from specserve.tools.bench.level import LevelPlan, run_level
+from specserve.tools.bench.sample import Wave
+from specserve.tools.bench.thresholds import Thresholds, read_thresholds
+from specserve.tools.load.arrivals import Pacing
 from support.bench_samples import ScriptedArm, prompt, sample, wave
 
 QUIET = {"max_others_cpu_share": None}

@@ -1,0 +1,167 @@
+"""`specserve distill`: train a small draft from a target's own text, and pack it.
+
+Joins text, student, training and the output directory. Knows files; the flags are in
+`flags.py`, the recipe's numbers in `recipe.py`.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM
+
+from specserve.errors import ConfigurationError, ModelUnavailable
+from specserve.model.draft_package import RECIPE_FILE, VOCAB_FILE, sha256_of
+from specserve.model.loading import resolve_device
+from specserve.model.model_folder import read_marker
+from specserve.tools.distill.gather import TextConfig, gather_text
+from specserve.tools.distill.recipe import CurvePoint, TrainConfig
+from specserve.tools.distill.student import ScratchShape, init_student, scratch_student
+from specserve.tools.distill.text import DistillText
+from specserve.tools.distill.train import Trainer
+
+_COPIED = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DistillConfig:
+    """One distillation."""
+
+    target: Path
+    """Hugging Face directory of the target (Llama architecture, tied embeddings)."""
+    output: Path
+    """Directory of the draft; checkpoints are kept beside it."""
+    text: TextConfig = field(default_factory=TextConfig)
+    """What is trained on."""
+    layers: tuple[int, ...] = (0, 1, 29)
+    """Target layers the student starts from."""
+    scratch: ScratchShape | None = None
+    """A small student with random weights in their place."""
+    draft_vocab_size: int = 12288
+    """Most frequent ids the head is trained and cut to; special ids come on top."""
+    device: str = "cpu"
+    """`cpu`, `cuda`, `cuda:N` or `auto`."""
+    num_threads: int = 2
+    """Processor threads; another number may change the last bits of the weights."""
+    train: TrainConfig = field(default_factory=TrainConfig)
+    """The recipe."""
+
+
+@dataclass(frozen=True, slots=True)
+class DistillReport:
+    """What a distillation made."""
+
+    output: Path
+    """The draft's directory."""
+    num_steps: int
+    """Optimiser steps."""
+    draft_vocab_size: int
+    """Ids in `draft_vocab.json`."""
+    curve: tuple[CurvePoint, ...]
+    """Validation by step; the last one is of the weights written."""
+
+
+def load_target(config: DistillConfig) -> LlamaForCausalLM:
+    """Load the target to take layers from.
+
+    Raises:
+        ModelUnavailable: it is missing.
+        ConfigurationError: its layers or its embedding cannot be a student's.
+    """
+    if not (config.target / "config.json").is_file():
+        raise ModelUnavailable(f"{config.target / 'config.json'} is missing")
+    kind = AutoConfig.from_pretrained(config.target).model_type
+    if kind != "llama":
+        raise ConfigurationError(f"{config.target} is a {kind} model; only llama can be distilled")
+    target = LlamaForCausalLM.from_pretrained(config.target, dtype=torch.bfloat16)
+    count = target.config.num_hidden_layers
+    if not config.layers or not all(0 <= layer < count for layer in config.layers):
+        raise ConfigurationError(
+            f"layers {config.layers} asked for, {config.target} has 0 to {count - 1}"
+        )
+    return target
+
+
+def distill(config: DistillConfig, progress: Callable[[str], None]) -> DistillReport:
+    """Train a draft; resume where an interrupted call with the same `output` stopped.
+
+    Raises:
+        ModelUnavailable: the target or a text is missing.
+        ConfigurationError: target, text and flags do not fit.
+    """
+    device = resolve_device(config.device)
+    torch.set_num_threads(config.num_threads)
+    torch.manual_seed(config.train.seed)
+    target = load_target(config)
+    student = (
+        scratch_student(target, config.scratch, config.train.seed)
+        if config.scratch
+        else init_student(target, config.layers)
+    )
+    del target
+    student.to(device)  # type: ignore[arg-type] # transformers wraps it without its types
+    text_path = config.output.with_name(config.output.name + ".text.npz")
+    text_path.parent.mkdir(parents=True, exist_ok=True)
+    text = gather_text(config.target, config.text, text_path, config.device, progress)
+    vocab = text.frequent_token_ids(config.draft_vocab_size, special_ids(config.target))
+    checkpoint = config.output.with_name(config.output.name + ".checkpoint.pt")
+    trainer = Trainer(student, text, vocab, config.train, checkpoint, progress)
+    if trainer.resume():
+        progress(f"resumed at step {trainer.step}")
+    curve = trainer.train()
+    _write_student(config, student, vocab, _recipe(config, text, text_path, trainer))
+    return DistillReport(config.output, trainer.step, len(vocab), curve)
+
+
+def special_ids(target: Path) -> tuple[int, ...]:
+    """List the ids of a target's special tokens; they stay in every cut head."""
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    added = (int(i) for i, token in tokenizer.added_tokens_decoder.items() if token.special)
+    return tuple(sorted({*(int(i) for i in tokenizer.all_special_ids), *added}))
+
+
+def _recipe(
+    config: DistillConfig, text: DistillText, text_path: Path, trainer: Trainer
+) -> dict[str, object]:
+    marker = read_marker(config.target)
+    files = [*config.text.files, *([text_path] if text_path.is_file() else [])]
+    return {
+        "target": marker.source if marker else config.target.name,
+        "text_sha256": [sha256_of(path) for path in files],
+        "num_rows": len(text.rows),
+        "num_answer_tokens": text.num_answer_tokens,
+        "num_held_out_rows": len(trainer.held_rows),
+        "layers": None if config.scratch else list(config.layers),
+        "train": asdict(config.train),
+        "num_threads": config.num_threads,
+        "torch": str(torch.__version__),
+        "curve": [asdict(point) for point in trainer.curve],
+    }
+
+
+def _write_student(
+    config: DistillConfig,
+    student: LlamaForCausalLM,
+    vocab: tuple[int, ...],
+    recipe: dict[str, object],
+) -> None:
+    """Write a plain Hugging Face directory, bfloat16, with the target's tokenizer."""
+    config.output.mkdir(parents=True, exist_ok=True)
+    student.cpu().bfloat16()
+    student.config.dtype = torch.bfloat16
+    student.set_attn_implementation("eager")  # not ours: the name is unknown elsewhere
+    student.save_pretrained(config.output)
+    for name in _COPIED:
+        if (config.target / name).is_file():
+            shutil.copyfile(config.target / name, config.output / name)
+    (config.output / VOCAB_FILE).write_text(json.dumps({"token_ids": list(vocab)}) + "\n")
+    (config.output / RECIPE_FILE).write_text(json.dumps(recipe, indent=2) + "\n")
