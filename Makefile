@@ -1,17 +1,24 @@
-# Verbs for people and for CI. `make help` lists them.
+# Verbs for people and for CI. `make help` lists them, and these lines of variables:
 #
+#   make bench ARGS="--help"                        arguments for the command behind a verb
+#   make test ARGS="-n 0 -k parity"                 the same, for pytest: here in one process
+#   make validate K8S=my-cluster                    one folder of manifests; without it all overlays
+#   make gpu-check GPU_PYTHON=python3               the interpreter that has torch for the GPU
 #   make setup PYTHON=/path/to/python3.12           another interpreter (3.11 or newer)
+#   make setup TORCH=torch==2.12.1                  another torch
 #   make setup PIP_TORCH_ARGS="--index-url ..."     torch from another index, such as the CPU index
 #                                                   of the PyTorch project (the default index may
 #                                                   bring a CUDA build of several gigabytes)
-#   make setup TORCH=torch==2.12.1                  another torch
-#   make bench ARGS="--help"                        arguments for the command behind a verb
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-builtin-rules
+
+# A service's start is imports, half of it compiling them: the bytecode is kept, also where the
+# environment says not to. `make clean` removes it.
+export PYTHONDONTWRITEBYTECODE :=
 
 PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,\
 	$(if $(shell $(name) -c 'import sys; print("yes" * (sys.version_info >= (3, 11)))' 2>/dev/null),$(name))))
@@ -25,14 +32,21 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# Straight from the checkout: a machine lent for minutes has no time for a set-up.
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 BUF := node_modules/.bin/buf
 BUF_INSTALLED := node_modules/.buf-$(BUF_VERSION)
-TEST_DIRS := tests/unit tests/contract tests/integration tests/distribution
+# The longest first, so that what is left at the end is small.
+TEST_DIRS := tests/integration tests/distribution tests/deploy tests/contract tests/unit
+# Two files at a time, a processor each: most of a long test is waiting for processes that it started.
+PYTEST_FLAGS := -q --durations=15 --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo serve test check format protos bench parity distribution clean
+.PHONY: help setup demo serve test check format protos bench parity distribution render validate pin-digests rehearsal gpu-check clean
 
 help: ## List the verbs
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@printf '\nVariables:\n'
+	@sed -n 's/^#   /  /p' $(MAKEFILE_LIST)
 
 setup: $(INSTALLED) ## Make .venv and install everything, pinned
 
@@ -43,7 +57,7 @@ serve: $(INSTALLED) ## Serve the embedded pair behind an OpenAI endpoint
 	$(BIN)/specserve serve $(ARGS)
 
 test: $(INSTALLED) ## Run the tests: unit, contract, integration, distribution
-	$(BIN)/python -m pytest -q --durations=15 $(ARGS) $(TEST_DIRS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_FLAGS) $(ARGS) $(TEST_DIRS)
 
 check: $(INSTALLED) ## Lint, format, types, import directions, contract lint, stubs up to date
 	$(BIN)/ruff check .
@@ -68,6 +82,23 @@ parity: $(INSTALLED) ## Compare speculation on and off, token for token
 
 distribution: $(INSTALLED) ## Test that speculation keeps the target's law
 	$(BIN)/specserve verify --suite distribution $(ARGS)
+
+render: $(INSTALLED) ## Render serve-config.yaml from specserve.yaml in K8S=DIR, by default in all overlays
+	for folder in $(or $(K8S),$(wildcard k8s/overlays/*)); do \
+		$(BIN)/specserve config render --config $$folder/specserve.yaml --output $$folder/serve-config.yaml; \
+	done
+
+validate: $(INSTALLED) ## Check manifests: K8S=k8s/overlays/gpu-pools, or a folder of your own
+	PYTHONPATH=services:tests $(BIN)/python -m support.manifests $(or $(K8S),$(wildcard k8s/overlays/*))
+
+pin-digests: $(INSTALLED) ## Add to the image tags of deploy/ what they mean in the registry now (asks Docker)
+	$(BIN)/python deploy/pin_digests.py
+
+rehearsal: $(INSTALLED) ## Several Ray nodes on this machine with the rendered config; an install in a bare directory
+	SPECSERVE_REHEARSAL=1 $(BIN)/python -m pytest -q -s $(ARGS) tests/rehearsal
+
+gpu-check: ## Check exactness and speed on a GPU, in minutes; needs no set-up, names what is missing
+	PYTHONPATH="services$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PYTHON) -m specserve.tools.gpu_check $(ARGS)
 
 clean: ## Remove what the other verbs made here: .venv, node_modules, caches, builds
 	rm -rf $(VENV) node_modules dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -24,30 +24,26 @@ from ray.serve.exceptions import RayServeException
 from specserve.draft.deployment import DraftDeployment
 from specserve.errors import ConfigurationError
 from specserve.gateway.deployment import GatewayDeployment
+from specserve.one_machine import place_on_gpus, place_on_one_machine
 from specserve.orchestrator.deployment import OrchestratorDeployment
 from specserve.rpc.serve_hooks import ReplicaDescription
-from specserve.serve_args import PoolOptions, ServeArgs, place_on_gpus
+from specserve.serve_args import Pool, ServeArgs, check_serve_args
+from specserve.serve_config import (
+    APP_NAME,
+    LOGGING,
+    REPLICA_ENV,
+    SHUTDOWN_MARGIN_S,
+    deployment_options,
+    service_name,
+)
 from specserve.target.deployment import TargetDeployment
 
 logger = logging.getLogger(__name__)
-
-APP_NAME = "specserve"
-
-SHUTDOWN_MARGIN_S = 3.0
-"""Serve kills a replica this long after its drain deadline."""
 
 DESCRIBE_TIMEOUT_S = 10.0
 
 DRAIN_MARGIN_S = 2.0
 """How much longer than their grace gateways may take to say that they have drained."""
-
-_REPLICA_ENV = {
-    # One event loop per replica. By default Serve runs user code on a loop beside the one that
-    # its own gRPC server lives on, and grpc.aio in two loops of one process is known for
-    # BlockingIOError noise. One loop was also faster: 0.48 against 0.56 ms per call of ours.
-    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
-    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
-}
 
 _SERVE_TRACING = "RAY_SERVE_TRACING_EXPORTER_IMPORT_PATH"
 """Set where Serve traces: its spans then need a service name per deployment."""
@@ -57,25 +53,24 @@ def build_app(args: ServeArgs) -> Application:
     """Bind the four deployments: gateway → orchestrator → draft and target.
 
     Raises:
-        ConfigurationError: draft_model without a model.
+        ConfigurationError: draft_model without a model, or settings that contradict one another.
     """
-    target = _bind(
-        TargetDeployment, _options(args, args.target_pool, "target"), args.target_config()
-    )
+    check_serve_args(args)
+    target = _bind(TargetDeployment, _options(args, "target"), args.target_config())
     draft_config = args.draft_config()
     draft = None
     if draft_config is not None:
-        draft = _bind(DraftDeployment, _options(args, args.draft_pool, "draft"), draft_config)
+        draft = _bind(DraftDeployment, _options(args, "draft"), draft_config)
     orchestrator = _bind(
         OrchestratorDeployment,
-        _options(args, args.orchestrator_pool, "orchestrator"),
+        _options(args, "orchestrator"),
         args.orchestrator_config(),
         target,
         draft,
     )
     return _bind(
         GatewayDeployment,
-        _options(args, args.gateway_pool, "gateway"),
+        _options(args, "gateway"),
         args.gateway,
         args.target,
         orchestrator,
@@ -87,29 +82,13 @@ def _bind(deployment: object, options: dict[str, Any], *args: object) -> Applica
     return cast("Deployment", deployment).options(**options).bind(*args)
 
 
-def _options(args: ServeArgs, pool: PoolOptions, role: str) -> dict[str, Any]:
-    actor: dict[str, Any] = {"num_cpus": pool.num_cpus, "num_gpus": pool.num_gpus}
-    env = {name: value for name, value in _REPLICA_ENV.items() if os.environ.get(name) != value}
+def _options(args: ServeArgs, role: Pool) -> dict[str, Any]:
+    env = {name: value for name, value in REPLICA_ENV.items() if os.environ.get(name) != value}
     if os.environ.get(_SERVE_TRACING):
-        env["OTEL_SERVICE_NAME"] = f"{APP_NAME}-{role}"
-    if env:
-        # Left out where every process has it already: a replica with an environment of its own
-        # cannot use one of the workers that Ray has started ahead.
-        actor["runtime_env"] = {"env_vars": env}
-    live_s = args.server.drain_deadline_s
-    if role == "gateway":
-        # Before a gateway replica ends, Serve waits for its HTTP requests this long.
-        live_s = max(live_s, args.gateway.shutdown_grace_s)
+        env["OTEL_SERVICE_NAME"] = service_name(role)
     return {
-        "num_replicas": pool.num_replicas,
-        # Serve's default of 5 would make a sixth stream wait. Our own limits lie behind.
-        "max_ongoing_requests": 4096,
-        "health_check_period_s": 2.0,
+        **deployment_options(args, role, env),
         "max_constructor_retry_count": args.max_start_attempts,
-        "graceful_shutdown_wait_loop_s": 0.25,
-        "graceful_shutdown_timeout_s": live_s + SHUTDOWN_MARGIN_S,
-        "logging_config": {"log_level": "WARNING", "enable_access_log": False},
-        "ray_actor_options": actor,
     }
 
 
@@ -126,7 +105,7 @@ class LocalRay:
     def __enter__(self) -> Self:
         # Ray's processes inherit these. Nobody is told about this user's cluster.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.update(_REPLICA_ENV)
+        os.environ.update(REPLICA_ENV)
         for name in ("ray", "ray.serve"):
             logging.getLogger(name).setLevel(logging.ERROR)
         # Unix socket paths end at 107 bytes, and Ray's are long: a short directory of our own.
@@ -141,7 +120,11 @@ class LocalRay:
                 logging_level=logging.ERROR,
                 _temp_dir=self._directory,
             )
-            self._args = place_on_gpus(self._args, int(ray.cluster_resources().get("GPU", 0)))
+            resources = ray.cluster_resources()
+            args = place_on_gpus(self._args, int(resources.get("GPU", 0)))
+            self._args = place_on_one_machine(
+                args, resources.get("CPU", 0.0), resources.get("GPU", 0.0)
+            )
         except BaseException:
             self.stop()
             raise
@@ -165,7 +148,7 @@ class LocalRay:
         # What is no HTTP at all Serve's proxy refuses in plain text; its parser takes none of ours.
         serve.start(
             http_options=serve.HTTPOptions(host=gateway.host, port=gateway.port),
-            logging_config={"log_level": "WARNING", "enable_access_log": False},
+            logging_config=LOGGING,
         )
         try:
             serve.run(build_app(self._args), name=APP_NAME, route_prefix="/")

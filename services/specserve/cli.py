@@ -42,6 +42,8 @@ COMMANDS = {
     ),
     "doctor": Command("doctor.command", "check a pair, devices, ports, memory and versions"),
     "speculation": Command("speculation", "switch speculation off, on or to auto while serving"),
+    "config": Command("config", "check a file of settings; render what Ray Serve is given"),
+    "drain-node": Command("drain_node", "empty this Ray node before its pod ends"),
     "models": Command("models", "pull the embedded pair"),
     "draft": Command(
         "process", "run a draft as a plain process", "add_draft_arguments", "run_draft"
@@ -59,6 +61,9 @@ COMMANDS = {
     "bench": Command("bench.command", "measure what speculation gains, and what the system costs"),
     "load": Command("load.command", "send open-loop load to a running system, and judge it"),
     "verify": Command("verify.command", "check that speculation changes no token and no law"),
+    "gpu-check": Command(
+        "gpu_check.command", "check exactness and speed on a GPU, in one run of minutes"
+    ),
     "distill": Command("distill.flags", "train a draft from a target"),
 }
 

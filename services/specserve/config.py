@@ -14,7 +14,8 @@ from specserve.errors import quoted
 
 DType = Literal["auto", "float32", "bfloat16"]
 Quantization = Literal["none", "int8"]
-RejectionSampleMethod = Literal["auto", "standard", "coupled"]
+LoadFormat = Literal["auto", "dummy"]
+RejectionSampleMethod = Literal["auto", "standard", "coupled", "synthetic"]
 SpeculativeMethod = Literal["draft_model", "ngram", "suffix", "cascade"]
 
 LengthSchedule = Literal["auto", "constant"]
@@ -45,6 +46,9 @@ class EngineConfig(Config):
     """Directory or hub id of a Hugging Face decoder-only model, or `toy:...` (see model/toy.py)."""
     revision: str | None = None
     """Hub revision; None takes the default branch."""
+    load_format: LoadFormat = "auto"
+    """auto: safetensors. dummy: random weights, the same ones each time, made on the device from
+    config.json and the tokenizer alone: for measurements, its text means nothing."""
     dtype: DType = "auto"
     """auto: bfloat16 where the device computes it, else float32."""
     device: str = "auto"
@@ -69,6 +73,9 @@ class EngineConfig(Config):
     """CPU threads of the device process; None leaves torch's choice."""
     pack_weights: bool = True
     """Repack linear weights for the CPU's matrix kernels (CPU only)."""
+    enforce_eager: bool = True
+    """CUDA: run every forward kernel by kernel. Off: decode steps are captured as CUDA graphs, one
+    a shape, and replayed."""
     batch_invariant: bool = False
     """CPU: let no row's bits depend on the rows beside it in bfloat16, where the compiled forward
     does not run (it and float32 always do so); verify steps then take longer."""
@@ -100,7 +107,15 @@ class SpeculativeConfig(Config):
     """[[from, to, K], ...]: the K of rounds while a target holds so many sessions, both ends
     included, whatever the schedule; above num_speculative_tokens it counts as that."""
     rejection_sample_method: RejectionSampleMethod = "auto"
-    """auto: coupled for requests that name a seed, else standard. Temperature 0 is greedy."""
+    """auto: coupled for requests that name a seed, else standard. Temperature 0 is greedy.
+    synthetic: for benchmarks only, NOT lossless: draft tokens are accepted by the rates below, and
+    the text means nothing."""
+    synthetic_acceptance_rates: tuple[float, ...] = Field((), strict=False)
+    """With synthetic: entry i is the probability that the first i + 1 draft tokens are all
+    accepted, num_speculative_tokens numbers in [0, 1] that never rise."""
+    synthetic_acceptance_length: float | None = Field(None, ge=1)
+    """With synthetic, instead: mean tokens committed by a full round, 1 to
+    num_speculative_tokens + 1; every position is then as likely as the other."""
     prompt_lookup_min: int = Field(1, ge=1)
     """Shortest n-gram that the ngram proposer matches."""
     prompt_lookup_max: int = Field(4, ge=1)
@@ -121,6 +136,10 @@ class SpeculativeConfig(Config):
     """
     draft_sample_top_k: int = Field(64, ge=1, le=1024)
     """The draft samples from its own k most likely tokens; these are all of q."""
+    draft_confidence_threshold: float = Field(0.0, ge=0, lt=1)
+    """The draft stops short of K once the probabilities of its most likely tokens, multiplied over
+    the round, fall below this; 0 never does. Worth it where a draft token costs much: about the
+    time of one more draft token over the time per token served."""
     num_cached_outcomes: int = Field(0, ge=0, le=64)
     """Outcomes of a running verify call that the draft drafts for ahead of the next call, at most
     so many per session; 0 switches the outcome cache off."""

@@ -28,8 +28,6 @@ UNSUPPORTED_METHODS = ("eagle", "eagle3", "mtp", "medusa")
 UNSUPPORTED_KEYS = frozenset(
     {
         "draft_sample_method",
-        "synthetic_acceptance_length",
-        "synthetic_acceptance_rates",
         "use_heterogeneous_vocab",
     }
 )
@@ -85,12 +83,41 @@ def check_speculative(config: SpeculativeConfig, what: str = "speculative") -> N
             f"prompt_lookup_max {config.prompt_lookup_max}"
         )
     _check_batch_sizes(config.num_speculative_tokens_per_batch_size, what)
+    _check_synthetic(config, what)
     # A match and its guess share the depth, so the longest useful match is one token shorter.
     longest = config.suffix_decoding_max_tree_depth - 1
     if config.method == "cascade" and config.cascade_min_match_length > longest:
         raise ConfigurationError(
             f"{what}: cascade_min_match_length {config.cascade_min_match_length} is above {longest}"
             ", the longest match that suffix_decoding_max_tree_depth leaves room to go on from"
+        )
+
+
+def _check_synthetic(config: SpeculativeConfig, what: str) -> None:
+    rates, length = config.synthetic_acceptance_rates, config.synthetic_acceptance_length
+    if config.rejection_sample_method != "synthetic":
+        if rates or length is not None:
+            raise ConfigurationError(
+                f"{what}: synthetic_acceptance_rates and synthetic_acceptance_length go with "
+                "rejection_sample_method synthetic only"
+            )
+        return
+    k = config.num_speculative_tokens
+    if bool(rates) == (length is not None):
+        raise ConfigurationError(
+            f"{what}: rejection_sample_method synthetic needs one of synthetic_acceptance_rates "
+            "and synthetic_acceptance_length"
+        )
+    if length is not None and not length <= k + 1:
+        raise ConfigurationError(
+            f"{what}: synthetic_acceptance_length {length}, at most num_speculative_tokens + 1 = "
+            f"{k + 1} was wanted"
+        )
+    falls = all(0.0 <= b <= a <= 1.0 for a, b in itertools.pairwise((1.0, *rates)))
+    if rates and (len(rates) != k or not falls):
+        raise ConfigurationError(
+            f"{what}: synthetic_acceptance_rates {list(rates)}, wanted {k} numbers in [0, 1] "
+            "that never rise"
         )
 
 
@@ -138,7 +165,9 @@ def build(
 def _complaint(detail: ErrorDetails, model: type[BaseModel], spell: Callable[[str], str]) -> str:
     name = ".".join(str(part) for part in detail["loc"])
     if detail["type"] == "extra_forbidden":
-        return f"unknown key {quoted(name)}{did_you_mean(name, model.model_fields)}"
+        *parents, key = map(str, detail["loc"])
+        known = _model_at(model, parents).model_fields
+        return f"unknown key {quoted(name)}{did_you_mean(key, known)}"
     if detail["type"] == "missing":
         return f"{spell(name)}: missing"
     wanted = detail["msg"].removeprefix("Input should be ")
@@ -148,17 +177,32 @@ def _complaint(detail: ErrorDetails, model: type[BaseModel], spell: Callable[[st
     return f"{spell(name)}: found {quoted(detail['input'])}, wanted {wanted}{hint}"
 
 
+def _model_at(model: type[BaseModel], path: Iterable[str]) -> type[BaseModel]:
+    """Follow fields down to the model whose key was wrong."""
+    for name in path:
+        annotation = model.model_fields[name].annotation
+        models = [
+            part
+            for part in (annotation, *get_args(annotation))
+            if isinstance(part, type) and issubclass(part, BaseModel)
+        ]
+        if not models:
+            return model
+        model = models[0]
+    return model
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return `; did you mean 'x'?` for the nearest known word, or nothing when none is near."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def field_docs(model: type[BaseModel]) -> dict[str, str]:
-    """Return the string under each field of a configuration model: its help text."""
+def field_docs(model: type) -> dict[str, str]:
+    """Return the string under each field of a configuration model or dataclass: its help text."""
     docs: dict[str, str] = {}
     for base in reversed(model.__mro__):
-        if not issubclass(base, BaseModel) or base is BaseModel:
+        if base in (BaseModel, object):
             continue
         source = ast.parse(textwrap.dedent(inspect.getsource(base)))
         classes = [node for node in source.body if isinstance(node, ast.ClassDef)]

@@ -178,6 +178,21 @@ class NonFiniteLogits(SpecServeError):
         return f"{where} has no usable logits (NaN, +inf or empty)"
 
 
+def no_token(session_id: str, row: int, mark: int) -> SpecServeError:
+    """Return the error of a row that has no token to commit.
+
+    Args:
+        mark: what stands in the token's place: -1 for unusable logits, -2 for constraints.
+    """
+    if mark == -2:
+        return InvalidRequest(
+            "allowed_token_ids",
+            "together with bad_words and min_tokens it leaves no token to go on with; "
+            "at least one was wanted",
+        )
+    return NonFiniteLogits(session_id, row)
+
+
 class PeerUnavailable(SpecServeError):
     """No replica of a pool answered in time."""
 
@@ -209,14 +224,14 @@ class VocabularyMismatch(SpecServeError):
 class ModelMismatch(SpecServeError):
     """A target replica serves another model than the rest of its pool."""
 
-    def __init__(self, address: str, found: str, wanted: str) -> None:
-        super().__init__(address, found, wanted)
-        self.address = address
+    def __init__(self, replica_id: str, found: str, wanted: str) -> None:
+        super().__init__(replica_id, found, wanted)
+        self.replica_id = replica_id
         self.found = found
         self.wanted = wanted
 
     def __str__(self) -> str:
-        return f"{self.address} serves {self.found}; the pool serves {self.wanted}"
+        return f"{self.replica_id} serves {self.found}; the pool serves {self.wanted}"
 
 
 class ProtocolMismatch(SpecServeError):

@@ -4,6 +4,8 @@ Knows how the four services' settings follow from the user's few; imports no Ray
 that a bad setting is refused in milliseconds.
 """
 
+from typing import Literal
+
 from pydantic import Field
 
 from specserve.config import (
@@ -15,11 +17,27 @@ from specserve.config import (
     SpeculativeConfig,
     TargetConfig,
 )
+from specserve.config_parsing import check_speculative
 from specserve.errors import ConfigurationError
 from specserve.gateway.config import GatewayConfig
 
-TARGET_SHARE = 0.75
-"""Of the memory of a GPU that a target shares with a draft, what the target may use."""
+Pool = Literal["draft", "target", "orchestrator", "gateway"]
+"""The four deployments."""
+
+
+class AutoscalingOptions(Config):
+    """How one pool follows its load."""
+
+    min_replicas: int = Field(1, ge=1)
+    """Fewest replicas."""
+    max_replicas: int = Field(ge=1)
+    """Most replicas."""
+    target_load: float = Field(gt=0)
+    """Sessions (draft, target) or requests (orchestrator, gateway) per replica to aim at."""
+    upscale_delay_s: float = Field(10.0, ge=0)
+    """How long more must be wanted before there are more."""
+    downscale_delay_s: float = Field(300.0, ge=0)
+    """How long fewer must be wanted before there are fewer."""
 
 
 class PoolOptions(Config):
@@ -27,10 +45,21 @@ class PoolOptions(Config):
 
     num_replicas: int = Field(1, ge=1)
     """Replicas from the start; a Serve config may scale them afterwards."""
+    autoscaling: AutoscalingOptions | None = None
+    """How the number follows the load; None keeps it."""
     num_cpus: float = Field(0.1, ge=0)
     """Processors that Ray reserves per replica; 1 or more also sets the engine's threads."""
     num_gpus: float = Field(0.0, ge=0)
     """GPUs per replica; a fraction shares one."""
+    node_group: str | None = Field(None, min_length=1)
+    """Replicas go only to nodes of this group: under KubeRay, the worker group of this name."""
+    max_replicas_per_node: int | None = Field(None, ge=1, le=100)
+    """Most replicas on one node; None sets no limit."""
+
+    @property
+    def max_replicas(self) -> int:
+        """Most replicas that there may ever be."""
+        return self.num_replicas if self.autoscaling is None else self.autoscaling.max_replicas
 
 
 class ServeArgs(Config):
@@ -43,13 +72,19 @@ class ServeArgs(Config):
     speculative: SpeculativeConfig | None = None
     """None serves the target alone."""
     server: ServerConfig = ServerConfig()
-    """The gRPC servers of draft, target and orchestrator; `port` is set per pool below."""
+    """The gRPC servers of draft, target and orchestrator; their ports are set per pool below."""
     draft_port: int = Field(0, ge=0, le=65535)
     """First draft port of a node, counted up by local rank; 0 takes free ones."""
     target_port: int = Field(0, ge=0, le=65535)
     """First target port of a node, counted up by local rank; 0 takes free ones."""
     orchestrator_port: int = Field(0, ge=0, le=65535)
     """First orchestrator port of a node, counted up by local rank; 0 takes free ones."""
+    draft_metrics_port: int | None = Field(None, ge=0, le=65535)
+    """First /metrics port of drafts on a node, counted up by local rank; None serves none."""
+    target_metrics_port: int | None = Field(None, ge=0, le=65535)
+    """First /metrics port of targets on a node, counted up by local rank; None serves none."""
+    orchestrator_metrics_port: int | None = Field(None, ge=0, le=65535)
+    """First /metrics port of orchestrators on a node, counted up by local rank; None: none."""
     orchestrator: OrchestratorConfig = OrchestratorConfig()
     """Timeouts and limits; its `speculative` and `server` are filled in from here."""
     gateway: GatewayConfig = GatewayConfig()
@@ -61,9 +96,31 @@ class ServeArgs(Config):
     orchestrator_pool: PoolOptions = PoolOptions()
     gateway_pool: PoolOptions = PoolOptions()
 
+    def pool(self, role: Pool) -> PoolOptions:
+        """Return one deployment's pool."""
+        pools: dict[Pool, PoolOptions] = {
+            "draft": self.draft_pool,
+            "target": self.target_pool,
+            "orchestrator": self.orchestrator_pool,
+            "gateway": self.gateway_pool,
+        }
+        return pools[role]
+
+    @property
+    def roles(self) -> tuple[Pool, ...]:
+        """The deployments that there are: no draft where none is asked.
+
+        Raises:
+            ConfigurationError: a method with a draft model, without a model.
+        """
+        roles: tuple[Pool, ...] = ("gateway", "orchestrator", "target")
+        return roles if self.draft_config() is None else (*roles, "draft")
+
     def target_config(self) -> TargetConfig:
         """Return one target replica's configuration."""
-        return TargetConfig(engine=self.target, server=self._server(self.target_port))
+        return TargetConfig(
+            engine=self.target, server=self._server(self.target_port, self.target_metrics_port)
+        )
 
     def draft_config(self) -> DraftConfig | None:
         """Return one draft replica's configuration; None when no draft service is needed.
@@ -76,18 +133,18 @@ class ServeArgs(Config):
         return DraftConfig(
             engine=self.draft or draft_engine(self.target, self.speculative),
             speculative=self.speculative,
-            server=self._server(self.draft_port),
+            server=self._server(self.draft_port, self.draft_metrics_port),
         )
 
     def orchestrator_config(self) -> OrchestratorConfig:
         """Return one orchestrator replica's configuration."""
-        server = self._server(self.orchestrator_port)
+        server = self._server(self.orchestrator_port, self.orchestrator_metrics_port)
         return self.orchestrator.model_copy(
             update={"speculative": self.speculative, "server": server}
         )
 
-    def _server(self, port: int) -> ServerConfig:
-        return self.server.model_copy(update={"port": port})
+    def _server(self, port: int, metrics_port: int | None) -> ServerConfig:
+        return self.server.model_copy(update={"port": port, "metrics_port": metrics_port})
 
 
 def draft_engine(target: EngineConfig, speculative: SpeculativeConfig) -> EngineConfig:
@@ -117,36 +174,44 @@ def draft_engine(target: EngineConfig, speculative: SpeculativeConfig) -> Engine
     )
 
 
-def place_on_gpus(args: ServeArgs, num_gpus: int) -> ServeArgs:
-    """Spread target and draft replicas over the GPUs of one machine.
+def check_serve_args(args: ServeArgs, what: str = "ServeArgs") -> None:
+    """Check what only fits together, so that no setting is ignored in silence.
 
-    Each replica has a GPU of its own while they last; when there are fewer GPUs than replicas,
-    the GPUs are shared evenly and the memory is divided, the target getting the larger part.
-    Settings that name a device or a GPU count are left as they are.
+    Args:
+        what: where the arguments came from, put before the complaint.
+
+    Raises:
+        ConfigurationError: settings contradict one another; each is named.
     """
-    draft = args.draft_config()
-    engines = [args.target] + ([draft.engine] if draft is not None else [])
-    pools = [args.target_pool, args.draft_pool][: len(engines)]
-    on_cpu = any(engine.device == "cpu" or engine.model.startswith("toy:") for engine in engines)
-    if num_gpus == 0 or on_cpu or any(pool.num_gpus for pool in pools):
-        return args
-    num_replicas = sum(pool.num_replicas for pool in pools)
-    share = min(1.0, num_gpus / num_replicas)
-    if 0.5 < share < 1.0:
-        share = 0.5  # Ray packs fractions: two of 0.67 do not fit on one GPU.
-    share = int(share * 100) / 100
-    update: dict[str, object] = {
-        "target_pool": args.target_pool.model_copy(update={"num_gpus": share})
-    }
-    if len(engines) == 2:
-        update["draft_pool"] = args.draft_pool.model_copy(update={"num_gpus": share})
-        if share < 1.0:
-            target, drafting = engines
-            use = target.gpu_memory_utilization * share * 2
-            update["target"] = target.model_copy(
-                update={"gpu_memory_utilization": use * TARGET_SHARE}
+    if args.speculative is not None:
+        check_speculative(args.speculative, f"{what}: speculative")
+        if args.speculative.needs_draft_model and args.speculative.model is None:
+            raise ConfigurationError(
+                f"{what}: speculative: {args.speculative.method} needs the key 'model'"
             )
-            update["draft"] = drafting.model_copy(
-                update={"gpu_memory_utilization": use * (1 - TARGET_SHARE)}
+    for name in ("port", "metrics_port"):
+        if name in args.server.model_fields_set:
+            raise ConfigurationError(
+                f"{what}: server.{name} would be one for all; set draft_{name}, target_{name} and "
+                f"orchestrator_{name}"
             )
-    return args.model_copy(update=update)
+    for name in ("speculative", "server"):
+        if name in args.orchestrator.model_fields_set:
+            raise ConfigurationError(
+                f"{what}: orchestrator.{name} is filled in from `{name}`; set that alone"
+            )
+    has_draft = args.draft_config() is not None
+    for name in ("draft", "draft_pool", "draft_port", "draft_metrics_port"):
+        if name in args.model_fields_set and not has_draft and getattr(args, name) is not None:
+            raise ConfigurationError(
+                f"{what}: {name} is set, and nothing asks a draft; name a method with a draft "
+                "model in `speculative`"
+            )
+    for role in args.roles:
+        pool = args.pool(role)
+        scaling = pool.autoscaling
+        if scaling and not scaling.min_replicas <= pool.num_replicas <= scaling.max_replicas:
+            raise ConfigurationError(
+                f"{what}: {role}_pool.num_replicas {pool.num_replicas} is outside autoscaling's "
+                f"{scaling.min_replicas} to {scaling.max_replicas}"
+            )

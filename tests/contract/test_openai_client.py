@@ -116,14 +116,14 @@ async def test_refusals_are_the_client_s_own_errors(client: openai.AsyncOpenAI) 
     with pytest.raises(openai.BadRequestError) as refused:
         await client.chat.completions.create(model=MODEL, messages=MESSAGES, temperature=-1)
     with pytest.raises(openai.BadRequestError) as unhonoured:
-        await client.chat.completions.create(model=MODEL, messages=MESSAGES, presence_penalty=1)
+        await client.chat.completions.create(model=MODEL, messages=MESSAGES, modalities=["audio"])
     with pytest.raises(openai.BadRequestError) as overflow:
         await client.completions.create(model=MODEL, prompt="x" * 1000)
     with pytest.raises(openai.NotFoundError) as unknown:
         await client.chat.completions.create(model="other", messages=MESSAGES)
 
     assert refused.value.param == "temperature"
-    assert unhonoured.value.param == "presence_penalty"
+    assert unhonoured.value.param == "modalities"
     assert overflow.value.code == "context_length_exceeded"
     assert unknown.value.code == "model_not_found"
 

@@ -38,6 +38,8 @@ class Pair:
     target_params: SamplingParams
     draft_params: SamplingParams
     draft_sample_top_k: int = 64
+    confidence_threshold: float = 0.0
+    """The draft stops behind the row at which its largest q, multiplied, fall below this."""
     eos_token_id: int | None = None
     """Generation ends with this token; what a round commits beyond it is cut."""
     stray_weight: float = 0.0
@@ -178,7 +180,13 @@ def simulate(
             clock.random(len(live)),
         )
         drafted, num_accepted, replacement = play_round(
-            tables, size, seeds[live], view, np.minimum(policy(view), max_k), faults
+            tables,
+            size,
+            seeds[live],
+            view,
+            np.minimum(policy(view), max_k),
+            faults,
+            pair.confidence_threshold,
         )
         drafted_before[live, : drafted.shape[1]] = drafted
         accepted_before[live] = num_accepted
@@ -200,7 +208,13 @@ def simulate(
 
 
 def play_round(
-    tables: Tables, size: int, seeds: Ints, view: RoundView, k: Ints, faults: Faults
+    tables: Tables,
+    size: int,
+    seeds: Ints,
+    view: RoundView,
+    k: Ints,
+    faults: Faults,
+    confidence_threshold: float = 0.0,
 ) -> tuple[Ints, Ints, Ints]:
     """Propose, score and accept once; returns draft tokens [N, K max], accepted [N], next [N]."""
     committed, number = view.committed_length, np.arange(len(seeds))
@@ -208,6 +222,7 @@ def play_round(
     max_k = int(k.max(initial=0))
     drafted = np.full((len(seeds), max_k), -1)
     states = [state]
+    confidence = np.ones(len(seeds))
     for row in range(max_k):
         u = keyed(seeds, committed, row, Purpose.DRAFT, faults)
         index = draw(tables.wire_cdf[state], u)
@@ -216,6 +231,8 @@ def play_round(
         token = tables.wire_ids[state, index]
         if faults.truncate_below:
             k = np.where((k > row) & (tables.q[state, token] < faults.truncate_below), row, k)
+        confidence *= tables.q[state].max(axis=1)
+        k = np.where((k > row + 1) & (confidence < confidence_threshold), row + 1, k)
         drafted[:, row] = np.where(row < k, token, -1)
         state = token
         states.append(state)

@@ -63,7 +63,7 @@ def test_small_cells_are_merged_before_they_are_judged() -> None:
 async def test_speculation_keeps_the_law_through_the_services(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """B019, B031: nine ways of sampling and proposing; false alarm of the suite 1e-4."""
+    """B019, B031: ten ways of sampling and proposing; false alarm of the suite 1e-4."""
     report = await run_law_suite(LawOptions(num_draws=1000, concurrency=32))
 
     assert report.passed, report.table()

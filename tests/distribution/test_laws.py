@@ -212,6 +212,11 @@ class TestStandardLaw:
         """Proposals lost by the clock, whole and unseen, become target-only rounds."""
         assert_law(PAIR, lossy, 3, length=5)
 
+    def test_a_draft_that_stops_when_it_is_unsure(self):
+        """The stop is decided by the rows of tokens that are kept: rounds of 1 to 4 tokens."""
+        unsure = pair_of(TARGET, DRAFT, confidence_threshold=0.25)
+        assert_law(unsure, fixed(4), 4, length=5)
+
     def test_a_draft_cut_to_its_own_top_k(self):
         """The draft samples from its 2 most likely tokens; the wire carries all of that q."""
         assert_law(dataclasses.replace(PAIR, draft_sample_top_k=2), fixed(3), 3)

@@ -24,8 +24,10 @@ from specserve.model.toy import ToySpec, toy_logits
 from specserve.orchestrator.server import RunningOrchestrator, start_orchestrator
 from specserve.rpc import codec
 from specserve.rpc.channel import CLIENT_OPTIONS
+from specserve.rpc.constraints_codec import pack_constraints
 from specserve.rpc.replica_service import ReplicaService
 from specserve.rpc.v1 import common_pb2, generation_pb2, generation_pb2_grpc
+from specserve.speculation.constraints import TokenConstraints
 from specserve.target.server import start_target
 
 TARGET = "toy:vocab_size=48,seed=7"
@@ -57,6 +59,7 @@ def make_request(
     temperature: float | None = None,
     method: SpeculativeMethod | None = None,
     tenant_salt: bytes = b"",
+    constraints: TokenConstraints | None = None,
 ) -> generation_pb2.GenerateRequest:
     """Make a request; k and method None take the configured ones."""
     if temperature is None:
@@ -73,6 +76,7 @@ def make_request(
             temperature=temperature,
             top_p=1.0,
             num_logprobs_plus_one=0 if num_logprobs is None else num_logprobs + 1,
+            constraints=None if constraints is None else pack_constraints(constraints),
         ),
         num_speculative_tokens_plus_one=0 if k is None else k + 1,
         stop=stop,

@@ -11,13 +11,13 @@ import pytest
 
 from helpers.pair import DRAFT, make_request, running_pair
 from helpers.scripted import Proxy, proxy_to
-from specserve.config import EngineConfig
-from specserve.gateway.blocks import unpack_origins
+from specserve.config import EngineConfig, SpeculativeMethod
+from specserve.gateway.blocks import unpack_origins, unpack_rounds
 from specserve.gateway.config import GatewayConfig
 from specserve.gateway.grpc_backend import GrpcBackend
 from specserve.gateway.http import create_http_app
 from specserve.gateway.metrics import GatewayMetrics
-from specserve.gateway.rounds import Asked, record_of
+from specserve.gateway.rounds import record_of
 from specserve.model.tokenizer import load_tokenizer
 from specserve.rpc.v1.generation_pb2 import GenerateRequest, GenerateResponse
 
@@ -52,22 +52,25 @@ class CutWhileStreaming(GrpcBackend):
 
 
 @pytest.mark.parametrize("rule", ["greedy", "coupled", "standard"])
-@pytest.mark.parametrize(("k", "max_tokens"), [(4, 64), (3, 33), (1, 20), (0, 12)])
-async def test_streamed_origins_tell_the_same_record_as_the_orchestrator(
-    rule: str, k: int, max_tokens: int
+@pytest.mark.parametrize(("k", "max_tokens"), [(4, 64), (3, 33), (1, 80), (0, 12)])
+@pytest.mark.parametrize("method", ["draft_model", "ngram", "suffix", "cascade"])
+async def test_what_is_streamed_tells_the_orchestrators_own_record_for_every_proposer(
+    method: SpeculativeMethod, rule: str, k: int, max_tokens: int
 ) -> None:
-    """Every number that a lost record is rebuilt from the stream for, for a draft of fixed K."""
-    async with running_pair() as pair:
-        generated = await pair.generate(make_request(rule=rule, k=k, max_tokens=max_tokens))
-    record = generated.record
-    assert record is not None
-    rebuilt = record_of(unpack_origins(generated.origins), Asked(k, max_tokens))
+    """Every number that a lost record is rebuilt from the stream for, draft tokens included."""
+    request = make_request([5, 6, 7] * 4, rule=rule, k=k, max_tokens=max_tokens)
+    draft = DRAFT if method in ("draft_model", "cascade") else None
+    async with running_pair(draft=draft, speculative={"method": method}) as pair:
+        responses = [response async for response in pair.blocks(request)]
+    record = responses[-1].record
+    rebuilt = record_of(
+        [origin for response in responses for origin in unpack_origins(response.origins)],
+        [told for response in responses for told in unpack_rounds(response)],
+    )
 
     for own_affair in ("draft_s", "verify_s", "num_late_proposals", "cached_prompt_tokens"):
         record.ClearField(own_affair)
-    for message in (record, rebuilt):
-        message.ClearField("per_step_proposer")
-        message.ClearField("proposers")
+    record.ClearField("num_speculative_tokens")
     assert rebuilt == record
     assert record.num_spec_steps > 0 or k == 0
 

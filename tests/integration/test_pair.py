@@ -63,6 +63,24 @@ async def test_seeded_coupled_tokens_do_not_depend_on_k_B005() -> None:
 
 
 @pytest.mark.slow
+async def test_a_seed_repeats_its_tokens_whatever_the_load_B008() -> None:
+    """20 times the same seed at temperature 1.5, beside 0, 1 and 16 other requests: one text."""
+    async with running_pair() as pair:
+        texts = []
+        for number in range(20):
+            load = [
+                pair.generate(make_request(prompt, rule="standard", seed=100 * number + i))
+                for i, prompt in enumerate(prompts((0, 1, 16)[number % 3], seed=number))
+            ]
+            request = make_request(rule="coupled", seed=42, temperature=1.5)
+            answer, *_ = await asyncio.gather(pair.generate(request), *load)
+            assert answer.record is not None
+            assert answer.record.num_draft_tokens > 0
+            texts.append(tuple(answer.token_ids))
+        assert len(set(texts)) == 1
+
+
+@pytest.mark.slow
 async def test_twin_holds_with_the_device_in_a_process_of_its_own() -> None:
     """The pipe to a device process changes nothing."""
     async with running_pair(target_fields={"device_mode": "process"}) as pair:
@@ -147,7 +165,7 @@ async def test_choices_of_one_seed_differ_and_repeat() -> None:
 
 
 @pytest.mark.slow
-async def test_first_token_of_the_standard_rule_follows_the_target() -> None:
+async def test_first_token_of_the_standard_rule_follows_the_target_B020() -> None:
     """400 first tokens and 400 second ones (accepted or recovered) fit p: chi-square, odds 1e-6."""
     target, draft = "toy:vocab_size=6,seed=3,sharpness=1", "toy:vocab_size=6,seed=3,noise=1"
     spec = ToySpec.parse(target)

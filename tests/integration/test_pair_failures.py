@@ -428,7 +428,11 @@ async def test_no_text_is_ever_made_of_two_models() -> None:
         pair.orchestrator.update_peers(addresses, (draft.address,))
         targets = pair.orchestrator.pair.targets
         await eventually(lambda: targets.refusals, "the other model is refused")
-        assert "the pool serves weights" in next(iter(targets.refusals.values()))
+        (refusal,) = targets.refusals.values()
+        assert "the pool serves weights" in refusal
+        # Clients may read it: who, but not where.
+        assert refusal.startswith(other.replica_id)
+        assert other.address not in refusal
 
         generated = Generated()
         call = pair.blocks(make_request(max_tokens=2000))

@@ -101,6 +101,19 @@ async def test_twin_no_proposer_changes_a_token_B005(method: SpeculativeMethod) 
         await pair.until_idle()
 
 
+async def test_twin_a_draft_that_stops_when_unsure_changes_no_token() -> None:
+    """Greedy and seeded coupled equal target-only; rounds have fewer draft tokens than K."""
+    method: SpeculativeMethod = "draft_model"
+    config = {**CASCADE, "method": method, "draft_confidence_threshold": 0.5}
+    async with running_pair(k=5, speculative=config) as pair:
+        for rule in ("greedy", "coupled"):
+            answers = await answers_of(pair, method, rule, [*prompts(4, longest=12)])
+            records = [answer.record for answer in answers if answer.record is not None]
+            drafted = {n for record in records for n in record.per_step_drafted if n}
+            assert len(drafted) > 2, "the threshold must cut some guesses and leave others"
+        await pair.until_idle()
+
+
 async def test_a_cascade_asks_the_draft_where_no_long_match_is() -> None:
     """Both are used in one request; suffix guesses need their match, and fewer tokens are fine."""
     async with running_pair(k=5, speculative=CASCADE) as pair:

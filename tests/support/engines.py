@@ -42,6 +42,7 @@ def toy_engine(
     model: str = "toy:vocab_size=16,eos_bias=-1000",
     clock: Clock | None = None,
     num_cached_outcomes: int = 0,
+    draft_confidence_threshold: float = 0.0,
     **config: object,
 ) -> Engine:
     """Build an engine over a toy model; keyword arguments are EngineConfig fields."""
@@ -51,6 +52,7 @@ def toy_engine(
         settings,
         role=role,
         num_cached_outcomes=num_cached_outcomes,
+        draft_confidence_threshold=draft_confidence_threshold,
         clock=clock or Clock(),
     )
 

@@ -3,9 +3,12 @@
 import inspect
 
 import pytest
+from ray.serve.autoscaling_policy import _apply_autoscaling_config
+from ray.serve.config import AutoscalingConfig, AutoscalingContext
 
 from specserve import app
 from specserve.serve_args import ServeArgs
+from specserve.serve_config import serve_config
 
 pytestmark = pytest.mark.slow  # Ray is imported
 
@@ -80,9 +83,68 @@ def test_one_event_loop_per_replica_is_asked_for_where_it_is_not_set_B182(monkey
     name = "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD"
 
     monkeypatch.delenv(name, raising=False)
-    options = app._options(args, args.draft_pool, "draft")
+    options = app._options(args, "draft")
     assert options["ray_actor_options"]["runtime_env"]["env_vars"][name] == "0"
 
-    for key, value in app._REPLICA_ENV.items():
+    for key, value in app.REPLICA_ENV.items():
         monkeypatch.setenv(key, value)
-    assert "runtime_env" not in app._options(args, args.draft_pool, "draft")["ray_actor_options"]
+    assert "runtime_env" not in app._options(args, "draft")["ray_actor_options"]
+
+
+def test_builder_and_rendered_file_say_the_same(monkeypatch):
+    """What `build_app` binds is what the file says, option by option."""
+    for name in app.REPLICA_ENV:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RAY_SERVE_TRACING_EXPORTER_IMPORT_PATH", "somewhere:exporter")
+    pool = {"num_gpus": 0.5, "node_group": "draft", "max_replicas_per_node": 1}
+    scaled = {"num_replicas": 2, "autoscaling": {"max_replicas": 4, "target_load": 16}}
+    args = ServeArgs.model_validate({**ARGS, "draft_pool": pool, "target_pool": scaled})
+    (application,) = serve_config(args)["applications"]
+    rendered = {deployment.pop("name"): deployment for deployment in application["deployments"]}
+
+    for role in args.roles:
+        built = app._options(args, role)
+        assert built.pop("max_constructor_retry_count") == args.max_start_attempts
+        assert built == rendered[role]
+    bound = deployments_of(app.build_app(args))
+    assert bound["target"][0].autoscaling_config.max_replicas == 4
+    assert bound["draft"][0].num_replicas == 1
+
+
+def test_serve_applies_its_delays_and_bounds_to_the_policy() -> None:
+    """Serve's own wrapper and context take the policy: more is asked at once, less after a time."""
+    config = AutoscalingConfig(
+        min_replicas=1,
+        max_replicas=8,
+        target_ongoing_requests=16,
+        upscale_delay_s=0,
+        downscale_delay_s=300,
+        policy={"policy_function": "specserve.autoscaling:load_policy"},
+    )
+    policy = _apply_autoscaling_config(config.policy.get_policy())
+
+    def decide(sessions: float) -> int:
+        context = AutoscalingContext(
+            deployment_id=None,
+            deployment_name="target",
+            app_name="specserve",
+            current_num_replicas=2,
+            target_num_replicas=2,
+            running_replicas=[],
+            total_num_requests=0,
+            total_queued_requests=0,
+            aggregated_metrics=lambda: {"num_sessions": {"a": sessions, "b": 0.0}},
+            raw_metrics={},
+            capacity_adjusted_min_replicas=1,
+            capacity_adjusted_max_replicas=8,
+            policy_state={},
+            last_scale_up_time=None,
+            last_scale_down_time=None,
+            current_time=None,
+            config=config,
+        )
+        return policy(context)[0]
+
+    assert decide(70) == 5
+    assert decide(32) == 2
+    assert decide(0) == 2  # not before downscale_delay_s

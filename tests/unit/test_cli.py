@@ -11,7 +11,8 @@ import pytest
 from specserve import cli
 from specserve.config import EngineConfig, ServerConfig
 from specserve.errors import ConfigurationError
-from specserve.serve_args import ServeArgs, draft_engine, place_on_gpus
+from specserve.one_machine import place_on_gpus
+from specserve.serve_args import ServeArgs, draft_engine
 from specserve.tools.flags import (
     Parser,
     add_model_flags,
@@ -48,7 +49,8 @@ def test_help_is_quick_and_loads_nothing_heavy():
     """Help imports neither torch nor Ray nor transformers, and takes well under a second."""
     script = (
         "import sys, time\nfrom specserve import cli\n"
-        "for command in ('target', 'orchestrator', 'serve', 'gateway', 'doctor', 'chat', 'demo'):\n"
+        "for command in ('target', 'orchestrator', 'serve', 'gateway', 'doctor', 'chat', 'demo',\n"
+        "                'bench', 'load', 'verify'):\n"
         "    try:\n        cli.main([command, '--help'])\n    except SystemExit:\n        pass\n"
         "heavy = {'torch', 'ray', 'transformers'} & set(sys.modules)\n"
         "sys.exit(', '.join(sorted(heavy)) or (time.process_time() > 2.0 and 'slow') or 0)"

@@ -15,8 +15,10 @@ from safetensors.torch import load_file, save_file
 
 from specserve.config import EngineConfig
 from specserve.model.compiled.assembly import MAX_ROWS
-from specserve.model.compiled.decoder import CompiledDecoder
+from specserve.model.compiled.code_cache import can_make, package_stamp, stamp_of
+from specserve.model.compiled.decoder import CompiledDecoder, _run_layers
 from specserve.model.compiled.kernels import (
+    INT8_STEPS,
     PanelStore,
     compile_kernels,
     padded_outputs,
@@ -211,7 +213,7 @@ def test_products_equal_float64_and_never_depend_on_other_rows(outputs, inputs, 
     kernels = compile_kernels(32)
     given = weight.double()
     if is_int8:
-        steps = given.abs().amax(1, keepdim=True).float() / 127
+        steps = given.abs().amax(1, keepdim=True).float() / INT8_STEPS
         given = ((weight.float() / steps).round() * steps).double()
         assert (given - weight.double()).abs().max() <= steps.max() / 2 + 1e-6
     wanted = (rows.double() @ given.T).numpy()
@@ -229,6 +231,11 @@ def test_products_equal_float64_and_never_depend_on_other_rows(outputs, inputs, 
         assert (out[:, outputs:] == 0).all()
         alone = out if alone is None else alone
         assert (out[0] == alone[0]).all()
+        if not is_int8 and count <= MAX_ROWS:
+            streamed = np.empty_like(out)
+            packed = rows[:count].view(torch.uint16).numpy()
+            matmul(kernels.stream, addresses, store.element_bytes, packed, streamed)
+            assert (streamed == out).all()
 
 
 @njit
@@ -268,3 +275,24 @@ def test_the_exponential_is_accurate():
     _exp_all(ends, out[:3])
     assert out[0] == out[1] < 1e-37
     assert np.isfinite(out[2])
+
+
+def test_a_cache_folder_may_still_have_to_be_made(tmp_path: Path) -> None:
+    """As NUMBA_CACHE_DIR in an image names one: else every start would compile for seconds."""
+    (tmp_path / "file").touch()
+
+    assert can_make(tmp_path)
+    assert can_make(tmp_path / "not" / "yet")
+    assert not can_make(tmp_path / "file" / "below")
+
+
+def test_kept_code_is_of_todays_sources_whichever_file_changed(tmp_path):
+    """What is compiled calls across files: another constant anywhere makes it other code."""
+    (tmp_path / "one.py").write_text("A = 1")
+    (tmp_path / "other.py").write_text("B = 1")
+    before = stamp_of(tmp_path)
+    assert stamp_of(tmp_path) == before
+    (tmp_path / "other.py").write_text("B = 2")
+    assert stamp_of(tmp_path) != before
+    for function in (_run_layers, matmul):
+        assert function._cache._impl.locator.get_source_stamp() == package_stamp()

@@ -10,7 +10,19 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "field-cases.md"
-SECTIONS = {"mixed-batch", "kv-rollback", "cancel-leak", "vocab-tokenizer", "event-loop"}
+SECTIONS = {
+    "mixed-batch",
+    "kv-rollback",
+    "cancel-leak",
+    "vocab-tokenizer",
+    "event-loop",
+    "greedy-equivalence",
+    "seed-rng",
+    "distribution",
+    "stop-eos",
+    "inputs",
+    "openai-compat",
+}
 MIN_REASON_LENGTH = 20
 """Characters; "no" or "later" is no reason."""
 

@@ -101,13 +101,45 @@ def test_make_verbs_in_the_documents_exist() -> None:
     assert not unknown
 
 
+def test_files_named_to_contributors_exist() -> None:
+    """Who is told to write a module beside another finds that one."""
+    places = [ROOT, ROOT / "tests", ROOT / "services" / "specserve"]
+    places += [path for path in places[-1].rglob("*") if path.is_dir()]
+    places += [ROOT / "protos" / "specserve" / "rpc" / "v1"]
+    names = re.findall(
+        r"`([\w./-]+(?:/|\.(?:py|md|proto|toml|txt)))`", _texts()[Path("CONTRIBUTING.md")]
+    )
+    missing = [name for name in names if not any((place / name).exists() for place in places)]
+
+    assert names
+    assert not missing
+
+
 def test_every_verb_is_phony_and_has_a_line_of_help() -> None:
     """A file that happens to be called `test` stops nothing, and `make help` is complete."""
     makefile = _texts()[Path("Makefile")]
     phony = set(" ".join(re.findall(r"^\.PHONY:(.*)$", makefile, flags=re.MULTILINE)).split())
-    helped = set(re.findall(r"^([a-z]+):.*## ", makefile, flags=re.MULTILINE))
+    helped = set(re.findall(r"^([a-z-]+):.*## ", makefile, flags=re.MULTILINE))
 
     assert helped == phony - {"buf-lint"}
+
+
+def test_help_tells_the_variables_that_a_user_sets() -> None:
+    """`make help` prints the lines at the head of the Makefile: arguments, interpreter, torch."""
+    makefile = _texts()[Path("Makefile")]
+    told = set(re.findall(r"^#   make .*?\b([A-Z_0-9]+)=", makefile, flags=re.MULTILINE))
+    settable = set(re.findall(r"^([A-Z_]+) \?=", makefile, flags=re.MULTILINE))
+
+    assert {"ARGS", "PYTHON"} <= told
+    assert settable - told <= {"BUF_VERSION"}
+
+
+def test_an_environment_that_is_a_link_is_ignored_too() -> None:
+    """A trailing slash would cover the folder alone, and a worktree may link another's."""
+    patterns = (ROOT / ".gitignore").read_text().splitlines()
+
+    assert _ignored(".venv", is_directory=False, patterns=patterns)
+    assert _ignored("node_modules", is_directory=False, patterns=patterns)
 
 
 def test_version_is_one() -> None:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, decoders, models
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+import specserve
 from specserve.config import EngineConfig
 from specserve.errors import ConfigurationError, InvalidRequest, ModelUnavailable
+from specserve.model.hf_tokenizer import load_backend
 from specserve.model.token_table import TokenTable
 from specserve.model.tokenizer import Tokenizer as AnyTokenizer
 from specserve.model.tokenizer import load_tokenizer
 from support.tiny_models import byte_tokenizer
 
 TEXT = "héllo  wörld\n\t ¡ 日本 🙂"
+SOURCES = str(Path(specserve.__file__).parents[1])
 
 
 def load(folder: Path, **generation: object) -> AnyTokenizer:
@@ -149,3 +155,61 @@ def test_the_toy_speaks_bytes(size):
     assert all(0 < i < size for i in chat)
     with pytest.raises(InvalidRequest, match="content"):
         tokenizer.apply_chat_template([{"role": "user"}])
+
+
+def name_model(folder: Path, model_type: str, tokenizer_class: str | None) -> None:
+    """Say in a folder's own files what model it is and what class its tokenizer has."""
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text())
+    settings["tokenizer_class"] = tokenizer_class
+    path.write_text(json.dumps({key: value for key, value in settings.items() if value}))
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "phi3", "mistral"])
+@pytest.mark.parametrize(
+    "tokenizer_class",
+    ["PreTrainedTokenizerFast", "TokenizersBackend", "LlamaTokenizerFast", "GPT2Tokenizer", None],
+)
+def test_the_backend_is_the_one_that_transformers_chooses(folder, model_type, tokenizer_class):
+    """The short way for generic classes takes the same class, settings and ids as the long one."""
+    name_model(folder, model_type, tokenizer_class)
+
+    ours = load_backend(folder, False)
+    theirs = AutoTokenizer.from_pretrained(folder)
+
+    assert type(ours) is type(theirs)
+    assert isinstance(ours, PreTrainedTokenizerFast)
+    assert ours.backend_tokenizer.to_str() == theirs.backend_tokenizer.to_str()
+    assert ours.encode(TEXT) == theirs.encode(TEXT)
+    assert ours.special_tokens_map == theirs.special_tokens_map
+    assert ours.chat_template == theirs.chat_template
+
+
+@pytest.mark.slow
+def test_servers_and_generic_tokenizers_start_without_torch(folder):
+    """Torch takes seconds and hundreds of megabytes: it is the device process's alone."""
+    name_model(folder, "llama", "PreTrainedTokenizerFast")
+    script = (
+        "import sys\n"
+        "from specserve.draft import server\n"
+        "from specserve.gateway import server\n"
+        "from specserve.orchestrator import server\n"
+        "from specserve.target import server\n"
+        "from specserve.config import EngineConfig\n"
+        "from specserve.model.tokenizer import load_tokenizer\n"
+        "load_tokenizer(EngineConfig(model='toy:vocab_size=96')).token_table()\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)\n"
+        "tokenizer = load_tokenizer(EngineConfig(model=sys.argv[1]))\n"
+        "assert tokenizer.apply_chat_template([{'role': 'user', 'content': 'hi'}])\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": SOURCES},
+    )
+
+    assert done.returncode == 0, done.stderr

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from opentelemetry.trace import Tracer
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -38,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 PARSE_IN_THREAD_BYTES = 32_768
 """Longer bodies are read off the event loop: a million bytes of ids take a third of a second."""
+
+_CLIENT_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 BodyT = TypeVar("BodyT", bound=GenerationFields)
 
@@ -82,11 +86,14 @@ class GenerationAnswer(Response, Generic[BodyT]):
         self._endpoint = endpoint
         self._services = services
         self._request_id = f"{endpoint.id_prefix}-{uuid.uuid4().hex}"
+        self._header_id = self._request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read, decode, answer. Cancelling this gives up every choice."""
         request = Request(scope, receive)
-        request.state.request_id = self._request_id
+        if given := client_id(request.headers):
+            self._request_id, self._header_id = f"{self._endpoint.id_prefix}-{given}", given
+        request.state.request_id = self._header_id
         services = self._services
         observer = RequestObserver(
             self._endpoint.operation, request.headers, services.metrics, services.tracer
@@ -156,13 +163,19 @@ class GenerationAnswer(Response, Generic[BodyT]):
         return failure
 
     async def _send_start(self, send: Send, media_type: bytes, length: int | None) -> None:
-        headers = [(b"content-type", media_type), (b"x-request-id", self._request_id.encode())]
+        headers = [(b"content-type", media_type), (b"x-request-id", self._header_id.encode())]
         if length is None:
             # Proxies must pass every event on at once.
             headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
         else:
             headers.append((b"content-length", str(length).encode()))
         await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+
+def client_id(headers: Headers) -> str:
+    """Return the client's own X-Request-Id; empty without one that is fit for logs and headers."""
+    given = headers.get("x-request-id", "")
+    return given if _CLIENT_ID.fullmatch(given) else ""
 
 
 async def _send_event(send: Send, data: bytes) -> None:

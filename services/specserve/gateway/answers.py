@@ -119,6 +119,7 @@ class Completion(Answer):
     object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
+    system_fingerprint: str
     choices: list[CompletionChoice]
     usage: Usage | None = None
     metrics: IfAsked[Metrics] = None
@@ -189,6 +190,7 @@ class ChatCompletion(Answer):
     object: Literal["chat.completion"] = "chat.completion"
     created: int
     model: str
+    system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
     metrics: IfAsked[Metrics] = None
@@ -201,6 +203,7 @@ class ChatCompletionChunk(Answer):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     created: int
     model: str
+    system_fingerprint: str
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
     metrics: IfAsked[Metrics] = None

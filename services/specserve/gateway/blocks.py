@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from specserve.rpc.v1 import generation_pb2
-from specserve.rpc.v1.generation_pb2 import SpeculationRecord
+from specserve.rpc.v1.generation_pb2 import (
+    GenerateResponse,
+    SpeculationRecord,
+    SpeculativeMethod,
+)
 
 FinishReason = Literal["stop", "length"]
 TokenOrigin = Literal["accepted", "recovered", "bonus", "plain", "unknown"]
@@ -31,6 +35,16 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class Round:
+    """What was drafted for one round."""
+
+    num_draft_tokens: int
+    """Draft tokens verified."""
+    proposer: SpeculativeMethod
+    """Who drafted; unspecified where nothing was."""
+
+
+@dataclass(frozen=True, slots=True)
 class Block:
     """One committed block of one choice."""
 
@@ -44,10 +58,18 @@ class Block:
     """One per token, if asked for."""
     origins: tuple[TokenOrigin, ...]
     """One per token, if asked for."""
+    rounds: tuple[Round, ...]
+    """The rounds that made the tokens, if asked for."""
     finish_reason: FinishReason | None
     """Set on the choice's last block only."""
     record: SpeculationRecord | None
     """Set on the choice's last block only."""
+
+
+def unpack_rounds(response: GenerateResponse) -> tuple[Round, ...]:
+    """Read what was drafted for a response's tokens."""
+    told = zip(response.per_round_drafted, response.per_round_proposer, strict=False)
+    return tuple(Round(num_draft_tokens, proposer) for num_draft_tokens, proposer in told)
 
 
 def unpack_origins(numbers: Iterable[int]) -> tuple[TokenOrigin, ...]:

@@ -62,6 +62,7 @@ class ChatFormat(AnswerFormat[ChatChunkChoice]):
             id=self.plan.request_id,
             created=self.created,
             model=self.plan.model,
+            system_fingerprint=self.plan.system_fingerprint,
             choices=choices,
             usage=usage,
             metrics=metrics,
@@ -73,6 +74,7 @@ class ChatFormat(AnswerFormat[ChatChunkChoice]):
             id=self.plan.request_id,
             created=self.created,
             model=self.plan.model,
+            system_fingerprint=self.plan.system_fingerprint,
             choices=[
                 ChatChoice(
                     index=block.index,

@@ -14,7 +14,13 @@ import numpy as np
 
 from specserve.errors import PeerUnavailable
 from specserve.gateway.backend import GenerationBackend
-from specserve.gateway.blocks import Block, FinishReason, TokenLogprobs, unpack_origins
+from specserve.gateway.blocks import (
+    Block,
+    FinishReason,
+    TokenLogprobs,
+    unpack_origins,
+    unpack_rounds,
+)
 from specserve.gateway.detokenizer import IncrementalText
 from specserve.gateway.drain import Drain
 from specserve.gateway.observer import RequestObserver
@@ -101,6 +107,7 @@ def _to_block(index: int, text: IncrementalText, response: GenerateResponse) -> 
         token_ids=unpack_ids(response.token_ids, "token_ids"),
         logprobs=tuple(map(_to_logprobs, response.logprobs)),
         origins=unpack_origins(response.origins),
+        rounds=unpack_rounds(response),
         finish_reason=finish_reason,
         record=response.record if response.HasField("record") else None,
     )

@@ -48,6 +48,7 @@ class CompletionFormat(AnswerFormat[CompletionChoice]):
             id=self.plan.request_id,
             created=self.created,
             model=self.plan.model,
+            system_fingerprint=self.plan.system_fingerprint,
             choices=choices,
             usage=usage,
             metrics=metrics,

@@ -8,6 +8,7 @@ from specserve.gateway.answering import Endpoint
 from specserve.gateway.chat_format import ChatFormat
 from specserve.gateway.completion_format import CompletionFormat
 from specserve.gateway.config import GatewayConfig
+from specserve.gateway.constraints import token_constraints
 from specserve.gateway.formats import Wanted
 from specserve.gateway.pair import ServedPair
 from specserve.gateway.plan import GenerationPlan, check_limits, check_model, make_plan
@@ -25,10 +26,11 @@ def completion_endpoint(
     """Put `/v1/completions` together."""
 
     async def plan(request_id: str, body: CompletionRequest, pair: ServedPair) -> GenerationPlan:
-        check_model(body, pair)
+        check_model(body.model, pair)
         check_limits(body, len(body.prompt), config)
         prompts = await completion_prompts(body, tokenizer, config.tokenize_in_thread_chars)
-        return make_plan(request_id, body, prompts, pair, config)
+        constraints = token_constraints(body, tokenizer)
+        return make_plan(request_id, body, prompts, pair, config, constraints)
 
     def answer(plan: GenerationPlan, body: CompletionRequest, created: int) -> CompletionFormat:
         return CompletionFormat(plan, created, Wanted.of(body, body.logprobs is not None), texts)
@@ -42,10 +44,11 @@ def chat_endpoint(
     """Put `/v1/chat/completions` together."""
 
     async def plan(request_id: str, body: ChatRequest, pair: ServedPair) -> GenerationPlan:
-        check_model(body, pair)
+        check_model(body.model, pair)
         check_limits(body, 1, config)
         prompt = await chat_prompt(body, tokenizer, config.tokenize_in_thread_chars)
-        return make_plan(request_id, body, [prompt], pair, config)
+        constraints = token_constraints(body, tokenizer)
+        return make_plan(request_id, body, [prompt], pair, config, constraints)
 
     def answer(plan: GenerationPlan, body: ChatRequest, created: int) -> ChatFormat:
         return ChatFormat(plan, created, Wanted.of(body, body.logprobs), texts)

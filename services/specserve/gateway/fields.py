@@ -8,21 +8,60 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    FailFast,
+    Field,
+    PlainValidator,
+    WithJsonSchema,
+    field_validator,
+)
 
 from specserve.config import SpeculativeMethod
+from specserve.errors import quoted
 
 MAX_INT = 2**31 - 1
 MIN_SEED = -(2**63)
 MAX_SEED = 2**64 - 1
 
+MAX_BIASES = 300
+MAX_BIAS = 100
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARACTERS = 256
+
 StopString = Annotated[str, Field(min_length=1)]
+BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARACTERS)]
+
+
+def _read_biases(value: object) -> dict[int, float]:
+    """Read OpenAI's object of token ids, which are keys and so strings, and numbers."""
+    if not isinstance(value, dict):
+        raise ValueError("an object of token ids and numbers was wanted")
+    if len(value) > MAX_BIASES:
+        raise ValueError(f"{len(value)} entries, at most {MAX_BIASES} were wanted")
+    biases: dict[int, float] = {}
+    for key, bias in value.items():
+        # More digits than any id has would be slow to read.
+        if not (key.isascii() and key.isdigit() and len(key) <= len(str(MAX_INT))):
+            raise ValueError(f"{quoted(key)} is no token id; digits were wanted")
+        # NaN fails the comparison too.
+        if type(bias) not in (int, float) or not -MAX_BIAS <= bias <= MAX_BIAS:
+            raise ValueError(
+                f"{quoted(bias)} for token {key}; a number in [-{MAX_BIAS}, {MAX_BIAS}] was wanted"
+            )
+        if int(key) in biases:
+            raise ValueError(f"token {int(key)} is named twice; once was wanted")
+        biases[int(key)] = float(bias)
+    return biases
 
 
 class Body(BaseModel):
     """Base of everything a client sends: no coercion, and an unknown field is an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
+    )
 
 
 class StreamOptions(Body):
@@ -57,6 +96,39 @@ class GenerationFields(Body):
     """Keep the k most likely tokens; 0 and -1 keep all."""
     min_p: float = Field(0.0, ge=0, le=1, allow_inf_nan=False)
     """Keep tokens with at least this share of the most likely token's probability."""
+    repetition_penalty: float = Field(1.0, gt=0, le=2, allow_inf_nan=False)
+    """Divides positive logits, multiplies others, of tokens in prompt or output; 1 is none."""
+    presence_penalty: float = Field(0.0, ge=-2, le=2, allow_inf_nan=False)
+    """Taken off the logit of each token that the output holds."""
+    frequency_penalty: float = Field(0.0, ge=-2, le=2, allow_inf_nan=False)
+    """The same, times how often the output holds it."""
+    logit_bias: Annotated[
+        dict[int, float],
+        PlainValidator(_read_biases),
+        WithJsonSchema(
+            {
+                "type": "object",
+                "propertyNames": {"pattern": "^[0-9]+$"},
+                "additionalProperties": {
+                    "type": "number",
+                    "minimum": -MAX_BIAS,
+                    "maximum": MAX_BIAS,
+                },
+                "maxProperties": MAX_BIASES,
+            }
+        ),
+    ] = Field(default_factory=dict)
+    """Token id to what is added to its logit."""
+    bad_words: Annotated[list[BadWord], FailFast()] = Field(
+        default_factory=list, max_length=MAX_BAD_WORDS
+    )
+    """Phrases whose tokens, in this order, the output never holds: as a text begins with them, and
+    behind a space."""
+    allowed_token_ids: Annotated[list[int], FailFast()] = Field(default_factory=list, min_length=1)
+    """The only ids that may be emitted; EOS too only if named. Absent, all are."""
+    min_tokens: int = Field(0, ge=0, le=MAX_INT)
+    """Until the output holds so many tokens there is no EOS and no stop id, and stop strings end
+    nothing."""
     seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED)
     """Taken modulo 2^64, so that -1 is 2^64 - 1; None draws one from the operating system."""
     stop: Annotated[list[StopString], FailFast()] = Field(default_factory=list)
@@ -91,7 +163,15 @@ class GenerationFields(Body):
     def _one_stop_is_a_list_of_one(cls, value: object) -> object:
         return [value] if isinstance(value, str) else value
 
-    @field_validator("temperature", "top_p", "min_p", mode="before")
+    @field_validator(
+        "temperature",
+        "top_p",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        mode="before",
+    )
     @classmethod
     def _no_huge_integers(cls, value: object) -> object:
         # An integer beyond the floats would overflow before the range check sees it.

@@ -136,6 +136,7 @@ def merge(blocks: Sequence[Block]) -> Block:
         token_ids=tuple(item for block in blocks for item in block.token_ids),
         logprobs=tuple(item for block in blocks for item in block.logprobs),
         origins=tuple(item for block in blocks for item in block.origins),
+        rounds=tuple(item for block in blocks for item in block.rounds),
         finish_reason=last.finish_reason,
         record=last.record,
     )

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
 import grpc
 
 from specserve.errors import Draining, PeerUnavailable, SpecServeError
-from specserve.gateway.blocks import TokenOrigin, unpack_origins
+from specserve.gateway.blocks import Round, TokenOrigin, unpack_origins, unpack_rounds
 from specserve.gateway.orchestrators import Orchestrator, OrchestratorPool
-from specserve.gateway.rounds import Asked, merge_records, record_of
+from specserve.gateway.rounds import merge_records, record_of
 from specserve.rpc.status import ERROR_KEY, from_rpc_error
 from specserve.rpc.v1 import generation_pb2
 from specserve.rpc.v1.generation_pb2 import (
@@ -28,7 +28,6 @@ from specserve.rpc.v1.generation_pb2 import (
     GetPairResponse,
     GetStatusRequest,
     GetStatusResponse,
-    SpeculationRecord,
 )
 
 logger = logging.getLogger(__name__)
@@ -63,6 +62,7 @@ class GrpcBackend:
         ends_at = loop.time() + request.timeout_s if request.timeout_s else None
         committed = bytearray(request.committed_token_ids)
         origins: list[TokenOrigin] = []
+        rounds: list[Round] = []
         pause_s = FIRST_PAUSE_S
         give_up_at: float | None = None
         while True:
@@ -72,7 +72,8 @@ class GrpcBackend:
             attempt.committed_token_ids = bytes(committed)
             if ends_at is not None:
                 attempt.timeout_s = max(ends_at - loop.time(), 0.001)
-            num_lost = len(origins)  # tokens whose record went with their orchestrator
+            # Tokens and rounds whose record went with their orchestrator.
+            lost_origins, lost_rounds = tuple(origins), tuple(rounds)
             # A call is left only by an answer that ends it, an error, or the caller's going away.
             call = self._call(member, attempt, traceparent)
             with member.running():
@@ -80,8 +81,10 @@ class GrpcBackend:
                     async for response in call:
                         committed += response.token_ids
                         origins += unpack_origins(response.origins)
-                        if num_lost and response.HasField("record"):
-                            _complete_record(response.record, request, origins[:num_lost])
+                        rounds += unpack_rounds(response)
+                        if lost_origins and response.HasField("record"):
+                            before = record_of(lost_origins, lost_rounds)
+                            response.record.CopyFrom(merge_records(before, response.record))
                         pause_s, give_up_at = FIRST_PAUSE_S, None
                         yield response
                         if response.finish_reason != generation_pb2.FINISH_REASON_UNSPECIFIED:
@@ -152,15 +155,6 @@ class GrpcBackend:
         except grpc.aio.AioRpcError:
             return None
         return answer
-
-
-def _complete_record(
-    record: SpeculationRecord, request: GenerateRequest, lost: Sequence[TokenOrigin]
-) -> None:
-    """Add what speculation did for the tokens that an orchestrator streamed before it was lost."""
-    num_before = len(request.committed_token_ids) // 4
-    asked = Asked(record.num_speculative_tokens, request.max_tokens, num_before)
-    record.CopyFrom(merge_records(record_of(lost, asked), record))
 
 
 def _is_worth_another_try(error: grpc.aio.AioRpcError) -> bool:

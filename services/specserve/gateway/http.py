@@ -36,6 +36,7 @@ from specserve.gateway.openapi import describe_bodies, request_body
 from specserve.gateway.pair import PairWatch
 from specserve.gateway.receiving import Refusal
 from specserve.gateway.requests import ChatRequest, CompletionRequest
+from specserve.gateway.token_routes import BODIES, add_token_routes
 from specserve.gateway.token_text import TokenTexts
 
 if TYPE_CHECKING:  # it brings the tokenizer library along, which a fake does not need
@@ -141,6 +142,7 @@ def create_http_app(
             "draft": answer.draft.model_id or None,
             "speculation_enabled": answer.speculation_enabled,
             "num_speculative_tokens": answer.num_speculative_tokens,
+            "lossless": not answer.synthetic_acceptance_rates,
         }
         return JSONResponse(body, 200 if is_ready else 503)
 
@@ -155,7 +157,8 @@ def create_http_app(
         metrics.set_replicas(statuses)
         return Response(metrics.render(), media_type=CONTENT_TYPE)
 
-    describe_bodies(app, (CompletionRequest, ChatRequest))
+    add_token_routes(app, tokenizer, pair, config)
+    describe_bodies(app, (CompletionRequest, ChatRequest, *BODIES))
     return app
 
 

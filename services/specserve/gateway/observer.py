@@ -14,12 +14,12 @@ from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from specserve.gateway.blocks import Block, TokenOrigin
+from specserve.gateway.blocks import Block, Round, TokenOrigin
 from specserve.gateway.errors import ClientDisconnected
 from specserve.gateway.fields import GenerationFields
 from specserve.gateway.metrics import GatewayMetrics
 from specserve.gateway.plan import GenerationPlan
-from specserve.gateway.rounds import Asked, record_of
+from specserve.gateway.rounds import record_of
 from specserve.gateway.tally import Tally
 
 _PROPAGATOR = TraceContextTextMapPropagator()
@@ -44,7 +44,8 @@ class RequestObserver:
         self._num_tokens: dict[int, int] = {}  # {choice: tokens received}
         self._finish_reasons: dict[int, str] = {}
         self._origins: dict[int, list[TokenOrigin]] = {}  # {choice: where its tokens came from}
-        self._asked: tuple[Asked, ...] = ()  # one per choice
+        self._rounds: dict[int, list[Round]] = {}  # {choice: what was drafted}
+        self._num_choices = 0
         self._tally: Tally | None = None
         self._operation = operation
         parent = _PROPAGATOR.extract(dict(headers))
@@ -58,10 +59,8 @@ class RequestObserver:
     def on_plan(self, plan: GenerationPlan, body: GenerationFields) -> None:
         """Note what will be decoded."""
         self._tally = Tally(plan.prompt_lengths, plan.n)
-        self._asked = tuple(
-            Asked(plan.num_speculative_tokens, choice.max_tokens) for choice in plan.choices
-        )
-        self._metrics.running.inc(len(self._asked))
+        self._num_choices = len(plan.choices)
+        self._metrics.running.inc(self._num_choices)
         self._metrics.prompt_tokens.inc(sum(plan.prompt_lengths))
         span = self._span
         if not span.is_recording():
@@ -80,6 +79,7 @@ class RequestObserver:
         count = len(block.token_ids)
         self._num_tokens[block.index] = self._num_tokens.get(block.index, 0) + count
         self._origins.setdefault(block.index, []).extend(block.origins)
+        self._rounds.setdefault(block.index, []).extend(block.rounds)
         self._metrics.generation_tokens.inc(count)
         if count and block.index not in self._first_block_at:
             self._first_block_at[block.index] = (now, count)
@@ -112,11 +112,11 @@ class RequestObserver:
 
     def end(self, error: BaseException | None) -> None:
         """Close the books; called once, on every way out."""
-        unfinished = set(range(len(self._asked))) - set(self._finish_reasons)
+        unfinished = set(range(self._num_choices)) - set(self._finish_reasons)
         self._metrics.running.dec(len(unfinished))
         for index in unfinished:
             # Its tokens were emitted and counted: what speculation did for them is, too.
-            record = record_of(self._origins.get(index, ()), self._asked[index])
+            record = record_of(self._origins.get(index, ()), self._rounds.get(index, ()))
             self._metrics.count_record(record)
         if error is not None:
             given_up = isinstance(error, asyncio.CancelledError | ClientDisconnected)

@@ -7,6 +7,7 @@ however often it is asked.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from specserve.config import SpeculativeMethod
 from specserve.errors import ModelUnavailable, PeerUnavailable, SpecServeError
 from specserve.gateway.backend import GenerationBackend
 from specserve.rpc.codec import unpack_ids, unpack_methods
+from specserve.rpc.v1.common_pb2 import GetModelResponse
 from specserve.rpc.v1.generation_pb2 import GetPairResponse
 
 logger = logging.getLogger(__name__)
@@ -37,9 +39,11 @@ class ServedPair:
     num_speculative_tokens: int
     """Configured K; requests may ask for less."""
     rejection_sample_method: str
-    """auto, standard or coupled."""
+    """auto, standard, coupled or synthetic."""
     speculative_methods: tuple[SpeculativeMethod, ...] = ()
     """Proposers that a request may name; empty when speculation is off."""
+    system_fingerprint: str = ""
+    """Names what decides a seeded text: the target's weights and number format, no draft."""
 
 
 class PairWatch:
@@ -150,4 +154,11 @@ class PairWatch:
             num_speculative_tokens=answer.num_speculative_tokens,
             rejection_sample_method=answer.rejection_sample_method or "auto",
             speculative_methods=unpack_methods(answer.speculative_methods),
+            system_fingerprint=system_fingerprint(target),
         )
+
+
+def system_fingerprint(target: GetModelResponse) -> str:
+    """Return OpenAI's `system_fingerprint`: another one means that a seed's text may differ."""
+    parts = f"{target.weights_fingerprint} {target.dtype} {target.vocab_fingerprint}"
+    return f"fp_{hashlib.sha256(parts.encode()).hexdigest()[:10]}"

@@ -19,6 +19,8 @@ from specserve.gateway.pair import ServedPair
 from specserve.gateway.requests import ChatRequest, CompletionRequest
 from specserve.rpc.codec import pack_ids, pack_method, pack_sampling
 from specserve.rpc.v1.generation_pb2 import GenerateRequest
+from specserve.speculation.constraint_checks import check_ids, complete_constraints
+from specserve.speculation.constraints import TokenConstraints
 from specserve.speculation.types import GREEDY_TEMPERATURE, AcceptanceRule, SamplingParams
 
 ENDLESS_CHAT_TOKENS = 4096
@@ -33,6 +35,8 @@ class GenerationPlan:
     """Id in the answer, in traces and logs."""
     model: str
     """Served model name."""
+    system_fingerprint: str
+    """In the answer; see ServedPair."""
     prompt_lengths: tuple[int, ...]
     """Tokens of each prompt."""
     n: int
@@ -46,23 +50,35 @@ class GenerationPlan:
 
 
 def acceptance_rule(body: GenerationFields, configured: str) -> AcceptanceRule:
-    """Resolve `auto`: a request that names a seed wants the same tokens again."""
+    """Resolve `auto`: a request that names a seed wants the same tokens again.
+
+    Synthetic acceptance replaces the orchestrator's decision; draft and target work as under auto.
+
+    Raises:
+        InvalidRequest: a rule is asked for that a synthetic deployment would not follow.
+    """
     if body.temperature < GREEDY_TEMPERATURE:
         return AcceptanceRule.GREEDY
+    if configured == "synthetic" and body.rejection_sample_method not in (None, "auto"):
+        raise InvalidRequest(
+            "rejection_sample_method",
+            f"{body.rejection_sample_method}; this deployment accepts draft tokens by synthetic "
+            "rates, for benchmarks, and follows no rule",
+        )
     method = body.rejection_sample_method or configured
-    if method == "auto":
+    if method in ("auto", "synthetic"):
         method = "standard" if body.seed is None else "coupled"
     return AcceptanceRule(method)
 
 
-def check_model(body: GenerationFields, pair: ServedPair) -> None:
+def check_model(name: str | None, pair: ServedPair) -> None:
     """Refuse a request for another model; `default` names the served one, whatever it is.
 
     Raises:
         UnknownModel: the name is not the served one.
     """
-    if body.model not in (None, "default", pair.model):
-        raise UnknownModel(body.model or "", pair.model)
+    if name not in (None, "default", pair.model):
+        raise UnknownModel(name or "", pair.model)
 
 
 def check_limits(body: GenerationFields, num_prompts: int, config: GatewayConfig) -> None:
@@ -101,6 +117,7 @@ def make_plan(
     prompts: Sequence[Sequence[int]],
     pair: ServedPair,
     config: GatewayConfig,
+    constraints: TokenConstraints | None = None,
 ) -> GenerationPlan:
     """Check the body against the pair and number its choices.
 
@@ -111,7 +128,7 @@ def make_plan(
     where = "messages" if isinstance(body, ChatRequest) else "prompt"
     for number, prompt in enumerate(prompts):
         _check_prompt(where, number, prompt, pair)
-    _check_ids("stop_token_ids", body.stop_token_ids, pair.vocab_size)
+    check_ids("stop_token_ids", body.stop_token_ids, pair.vocab_size)
     if (body.num_speculative_tokens or 0) > pair.num_speculative_tokens:
         raise InvalidRequest(
             "num_speculative_tokens",
@@ -136,6 +153,7 @@ def make_plan(
                     top_p=body.top_p,
                     min_p=body.min_p,
                     num_logprobs=_num_logprobs(body),
+                    constraints=_complete(body, constraints, len(prompt), pair, config),
                 )
             ),
             max_tokens=_max_tokens(body, len(prompt), pair, config),
@@ -156,6 +174,7 @@ def make_plan(
     return GenerationPlan(
         request_id=request_id,
         model=pair.model,
+        system_fingerprint=pair.system_fingerprint,
         prompt_lengths=tuple(map(len, prompts)),
         n=body.n,
         max_tokens=max(choice.max_tokens for choice in choices),
@@ -178,16 +197,24 @@ def _check_prompt(where: str, number: int, prompt: Sequence[int], pair: ServedPa
             f"prompt {number} has {len(prompt)} tokens and the context holds "
             f"{pair.max_model_len}, so no token could follow",
         )
-    _check_ids(where, prompt, pair.vocab_size)
+    check_ids(where, prompt, pair.vocab_size)
 
 
-def _check_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
-    # Both bounds: a negative id would index from the end.
-    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
-        wrong = next(item for item in token_ids if not 0 <= item < vocab_size)
-        raise InvalidRequest(
-            field, f"token id {quoted(wrong)} is out of vocabulary; ids are 0 to {vocab_size - 1}"
-        )
+def _complete(
+    body: CompletionRequest | ChatRequest,
+    constraints: TokenConstraints | None,
+    prompt_length: int,
+    pair: ServedPair,
+    config: GatewayConfig,
+) -> TokenConstraints | None:
+    return complete_constraints(
+        constraints,
+        vocab_size=pair.vocab_size,
+        eos_token_ids=pair.eos_token_ids,
+        stop_token_ids=body.stop_token_ids,
+        prompt_length=prompt_length,
+        max_tokens=_max_tokens(body, prompt_length, pair, config),
+    )
 
 
 def _check_method(method: SpeculativeMethod | None, pair: ServedPair) -> None:

@@ -39,6 +39,15 @@ async def completion_prompts(
     return await _in_thread_if(sum(map(len, texts)) > thread_chars, encode)
 
 
+async def text_prompt(
+    text: str, tokenizer: Tokenizer, thread_chars: int, *, special: bool
+) -> list[int]:
+    """Return the token ids of one text, with the tokens that a text begins with or without."""
+    return await _in_thread_if(
+        len(text) > thread_chars, lambda: tokenizer.encode(text, add_special_tokens=special)
+    )
+
+
 async def chat_prompt(body: ChatRequest, tokenizer: Tokenizer, thread_chars: int) -> list[int]:
     """Return the token ids of the chat, up to where the assistant speaks.
 

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import BaseModel, FailFast, Field, PlainValidator, ValidationError
 from pydantic_core import from_json
 
-from specserve.errors import QUOTED_CHARACTERS, InvalidRequest
+from specserve.errors import QUOTED_CHARACTERS, InvalidRequest, quoted
 from specserve.gateway.fields import MAX_INT, Body, GenerationFields
 
 Prompt = str | list[int]
@@ -99,31 +99,24 @@ class ChatRequest(GenerationFields):
 
 
 _NEUTRAL: dict[str, tuple[object, ...]] = {
-    "allowed_token_ids": ([],),
     "audio": (),
-    "bad_words": ([],),
     "best_of": (1,),
     "add_generation_prompt": (True,),
     "chat_template": (),
     "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
     "echo": (False,),
-    "frequency_penalty": (0,),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "include_stop_str_in_output": (False,),
     "length_penalty": (1,),
-    "logit_bias": ({},),
-    "min_tokens": (0,),
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),
     "prediction": (),
-    "presence_penalty": (0,),
     "priority": (0,),
     "prompt_cache_key": (),
     "prompt_logprobs": (),
     "reasoning_effort": (),
-    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "safety_identifier": (),
     "spaces_between_special_tokens": (True,),
@@ -195,7 +188,11 @@ def _first_fault(error: ValidationError) -> InvalidRequest:
             path += f"[{step}]"
         else:
             path += f".{step}" if path else step
-    return InvalidRequest(_cut(path), fault["msg"].removeprefix("Value error, "))
+    message = fault["msg"].removeprefix("Value error, ")
+    if message == fault["msg"] and isinstance(fault["input"], str | int | float):
+        # Our own messages tell the value where it helps.
+        message = f"{quoted(fault['input'])}: {message}"
+    return InvalidRequest(_cut(path), message)
 
 
 def _cut(name: str) -> str:

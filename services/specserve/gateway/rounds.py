@@ -1,17 +1,22 @@
 """What speculation did for tokens whose own record never came.
 
 An orchestrator sends its record with a choice's last block. When it is lost before that, or the
-choice is given up, the origins of the streamed tokens still tell its rounds: each ends with one
-token that is not an accepted draft token. Pure counting; knows no stream.
+choice is given up, what was streamed beside the tokens still tells its rounds: where each token
+came from, a round ending with one that is no accepted draft token, and what was drafted for each.
+Pure counting; knows no stream.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from itertools import zip_longest
 
-from specserve.gateway.blocks import TokenOrigin
-from specserve.rpc.v1.generation_pb2 import SpeculationRecord, SpeculativeMethod
+from specserve.gateway.blocks import Round, TokenOrigin
+from specserve.rpc.v1.generation_pb2 import (
+    ProposerCounts,
+    SpeculationRecord,
+    SpeculativeMethod,
+)
 
 _SUMS = (
     "num_spec_steps",
@@ -32,41 +37,28 @@ _IN_ORDER = ("per_step_drafted", "per_step_accepted", "per_step_proposer", "prop
 _UNKNOWN = SpeculativeMethod.SPECULATIVE_METHOD_UNSPECIFIED
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What bounded the drafts of a choice."""
-
-    num_speculative_tokens: int
-    """K asked for."""
-    max_tokens: int
-    """Most output tokens."""
-    num_output_tokens: int = 0
-    """Tokens committed before the first one counted."""
-
-
-def record_of(origins: Sequence[TokenOrigin], asked: Asked) -> SpeculationRecord:
+def record_of(origins: Sequence[TokenOrigin], rounds: Sequence[Round]) -> SpeculationRecord:
     """Count whole rounds of streamed tokens.
 
-    Exact, but for one number: how many draft tokens followed the rejected one in a round that ended
-    with a recovered token is not streamed. The round is taken to have drawn what the orchestrator
-    plans, K or what max_tokens left room for; a proposer that gave fewer is counted too high.
-    Who proposed is not streamed either. Late proposals, reopened targets and the seconds waited are
-    unknown and stay 0.
+    Late proposals, reopened targets and the seconds waited are not streamed and stay 0.
+
+    Args:
+        rounds: what was drafted for each round; an orchestrator of an older build tells none, and
+            then no more draft tokens are counted than the origins show.
     """
-    record = SpeculationRecord(num_speculative_tokens=asked.num_speculative_tokens)
+    record = SpeculationRecord()
     per_position: list[int] = []
-    num_before = asked.num_output_tokens
-    for accepted, last in _rounds(origins):
-        drafted = accepted
+    proposers: dict[int, ProposerCounts] = {}
+    for emitted, told in zip_longest(_rounds(origins), rounds):
+        accepted, last = emitted or (0, None)
         if last == "recovered":
-            room = asked.max_tokens - num_before - 1
-            drafted = max(accepted + 1, min(asked.num_speculative_tokens, room))
             record.num_recovered_tokens += 1
         elif last == "bonus":
             record.num_bonus_tokens += 1
         elif last is not None:
             record.num_plain_tokens += 1
-        num_before += accepted + (last is not None)
+        told = told or Round(accepted + (last == "recovered"), _UNKNOWN)
+        drafted = told.num_draft_tokens
         if drafted == 0:
             record.num_plain_steps += 1
             continue
@@ -75,18 +67,16 @@ def record_of(origins: Sequence[TokenOrigin], asked: Asked) -> SpeculationRecord
         record.num_accepted_draft_tokens += accepted
         record.per_step_drafted.append(drafted)
         record.per_step_accepted.append(accepted)
+        record.per_step_proposer.append(told.proposer)
+        counts = proposers.setdefault(told.proposer, ProposerCounts(proposer=told.proposer))
+        counts.num_spec_steps += 1
+        counts.num_draft_tokens += drafted
+        counts.num_accepted_draft_tokens += accepted
         per_position += [0] * (accepted - len(per_position))
         for position in range(accepted):
             per_position[position] += 1
     record.accepted_per_position.extend(per_position)
-    if record.num_spec_steps:
-        record.per_step_proposer.extend([_UNKNOWN] * record.num_spec_steps)
-        record.proposers.add(
-            proposer=_UNKNOWN,
-            num_spec_steps=record.num_spec_steps,
-            num_draft_tokens=record.num_draft_tokens,
-            num_accepted_draft_tokens=record.num_accepted_draft_tokens,
-        )
+    record.proposers.extend(proposers.values())
     return record
 
 

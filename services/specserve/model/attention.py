@@ -49,10 +49,12 @@ class PagedBatch:
         self._masks: dict[tuple[int, int, int], torch.Tensor] = {}
         self._last_written: tuple[torch.Tensor, ...] = ()
 
-    @property
-    def is_finite(self) -> bool:
-        """Whether the last layer's keys and values are: anything bad before it reaches them."""
-        return all(bool(torch.isfinite(tensor).all()) for tensor in self._last_written)
+    def finite_flag(self) -> torch.Tensor:
+        """Say on the device, [], whether the last layer's keys and values are finite: anything bad
+        before it reaches them.
+        """
+        keys, values = self._last_written
+        return torch.isfinite(keys).all() & torch.isfinite(values).all()
 
     def attend(
         self,

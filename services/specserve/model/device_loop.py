@@ -38,6 +38,7 @@ def build_engine(
         config,
         role=role,
         draft_sample_top_k=speculative.draft_sample_top_k,
+        draft_confidence_threshold=speculative.draft_confidence_threshold,
         num_cached_outcomes=speculative.num_cached_outcomes,
     )
 

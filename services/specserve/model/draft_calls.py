@@ -12,6 +12,7 @@ import numpy as np
 
 from specserve.errors import NonFiniteLogits
 from specserve.model.calls import CallState
+from specserve.model.draft_confidence import GuessConfidence
 from specserve.model.messages import ProposeCall, ProposeReply
 from specserve.model.row_top import RowTops
 from specserve.model.session import KvSession
@@ -28,6 +29,8 @@ class DraftedToken:
     """Head of the rows of its forward; None where no outcome is foreseen."""
     row: int
     """Its row among them."""
+    confidence: float = 1.0
+    """Probability of the most likely token of its row; 1 where nobody asked."""
 
 
 class ProposeState(CallState):
@@ -42,9 +45,11 @@ class ProposeState(CallState):
         feed: Sequence[int],
         now: float,
         num_speculative_tokens: int,
+        confidence_threshold: float = 0.0,
     ) -> None:
         super().__init__(session, call, feed, now)
         self._num_speculative_tokens = num_speculative_tokens
+        self._confidence = GuessConfidence(confidence_threshold)
         self.drafted: list[DraftedToken] = []
 
     def resume(self, drafted: Sequence[DraftedToken], forward_s: Sequence[float]) -> None:
@@ -54,7 +59,8 @@ class ProposeState(CallState):
             drafted: the first tokens of what this call would draw, at least one.
             forward_s: seconds of the forward that drew each.
         """
-        self.drafted = list(drafted[: self._num_speculative_tokens])
+        for token in drafted[: self._num_speculative_tokens]:
+            self._keep(token)
         self.hidden_tokens = len(self.drafted)
         self.hidden_s = sum(forward_s[: self.hidden_tokens])
         if len(self.drafted) < self._num_speculative_tokens:
@@ -72,27 +78,35 @@ class ProposeState(CallState):
     def draft_row(self) -> DraftRow:
         """Return the keys of the token to draw next."""
         row = len(self.drafted)
-        return DraftRow(
-            self.session.opening.sampling, self.committed_length + row, self.committed_length, row
-        )
+        position = self.committed_length + row
+        params, edits = self.session.opening.sampling, self.session.row_edits(position)
+        return DraftRow(params, position, self.committed_length, row, edits)
 
     def drawn(self, token: DraftedToken) -> ProposeReply | None:
         """Take the drawn token; answer when it was the last.
 
         Raises:
-            NonFiniteLogits: not even the first row was usable.
+            NonFiniteLogits: not even the first row was usable. (With constraints it may be theirs:
+                they can leave a draft with a cut head no token, and then it proposes none.)
         """
         if token.draw.token_id < 0:
-            if not self.drafted:
+            if not self.drafted and self.session.opening.sampling.constraints is None:
                 raise NonFiniteLogits(self.call.session_id, 0)
             # Keeping the drawn tokens and stopping is exact; dropping them because of what they
             # led to would not be.
             return self.finish()
-        self.drafted.append(token)
+        self._keep(token)
         if len(self.drafted) < self._num_speculative_tokens and not self.is_cancelled:
             self.continue_with(token.draw.token_id)
             return None
         return self.finish()
+
+    def _keep(self, token: DraftedToken) -> None:
+        """Take a token into the guess, perhaps as its last one."""
+        if len(self.drafted) < self._num_speculative_tokens:
+            self.drafted.append(token)
+            if self._confidence.ends_with(token.confidence):
+                self._num_speculative_tokens = len(self.drafted)
 
     def finish(self) -> ProposeReply:
         """Answer with the tokens drawn so far."""

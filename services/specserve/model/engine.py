@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from specserve.config import EngineConfig
-from specserve.errors import NonFiniteLogits
+from specserve.errors import InvalidRequest, NonFiniteLogits
 from specserve.model.calls import CallState
 from specserve.model.draft_calls import ProposeState
 from specserve.model.engine_base import EngineBase
@@ -37,7 +37,7 @@ from specserve.model.session import KvSession
 from specserve.model.target_calls import DecodeState, TargetState, VerifyState
 
 _Answer = Callable[[], Reply | None]
-"""Builds a call's reply, None while it goes on; raises NonFiniteLogits."""
+"""Builds a call's reply, None while it goes on; raises NonFiniteLogits or InvalidRequest."""
 
 _BLOCKED_S = 0.5
 
@@ -52,6 +52,7 @@ class Engine(EngineBase):
         *,
         role: Role,
         draft_sample_top_k: int = 64,
+        draft_confidence_threshold: float = 0.0,
         num_cached_outcomes: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -59,6 +60,7 @@ class Engine(EngineBase):
         self._runner = runner
         self._info = info
         self._draft_sample_top_k = draft_sample_top_k
+        self._confidence_threshold = draft_confidence_threshold
         self._pool = BlockPool(
             info.num_blocks,
             info.block_size,
@@ -83,6 +85,7 @@ class Engine(EngineBase):
                 self._sessions,
                 num_outcomes=num_cached_outcomes,
                 draft_sample_top_k=draft_sample_top_k,
+                confidence_threshold=draft_confidence_threshold,
                 max_num_rows=min(config.max_num_seqs, config.max_num_batched_tokens),
                 max_length=self._max_length,
                 clock=clock,
@@ -172,11 +175,11 @@ class Engine(EngineBase):
             if num_tokens <= 0:
                 return CallState(session, call, _feed(session, call, wants_row=False), now)
             if branch is not None:
-                state = ProposeState(session, call, (), now, num_tokens)
+                state = ProposeState(session, call, (), now, num_tokens, self._confidence_threshold)
                 state.resume(branch.drafted, branch.forward_s)
                 return state
             feed = _feed(session, call, wants_row=True)
-            return ProposeState(session, call, feed, now, num_tokens)
+            return ProposeState(session, call, feed, now, num_tokens, self._confidence_threshold)
         if call.append_only:
             return CallState(session, call, _feed(session, call, wants_row=False), now)
         feed = _feed(session, call, wants_row=True)
@@ -208,7 +211,7 @@ class Engine(EngineBase):
         for call, answer in zip(wanted, answers, strict=True):
             try:
                 reply = answer()
-            except NonFiniteLogits as error:
+            except (NonFiniteLogits, InvalidRequest) as error:
                 self._fail(call, error)
             else:
                 if reply is not None:
@@ -239,6 +242,7 @@ class Engine(EngineBase):
             rows,
             self._draft_sample_top_k,
             keep_tops=self._ahead is not None,
+            with_confidence=self._confidence_threshold > 0,
         )
         if riding is not None and self._ahead is not None:
             forward_s = self._clock() - started_at

@@ -22,6 +22,7 @@ from transformers.utils import logging as transformers_logging
 from specserve.config import EngineConfig
 from specserve.errors import ConfigurationError, ModelUnavailable
 from specserve.model.attention import ATTENTION_NAME, ShapeProbe
+from specserve.model.dummy_weights import dummy_model
 from specserve.model.kv_pool import LayerShape
 
 logger = logging.getLogger(__name__)
@@ -49,15 +50,19 @@ def load_model(
         raise _refusal(config, error) from error
     check_model_config(config.model, model_config)
     try:
-        with _no_progress_bar():
-            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-                model_dir,
-                config=model_config,
-                dtype=dtype,
-                attn_implementation=ATTENTION_NAME,
-                use_safetensors=True,
-                trust_remote_code=config.trust_remote_code,
-            )
+        model: PreTrainedModel
+        if config.load_format == "dummy":
+            model = dummy_model(model_config, dtype, device, ATTENTION_NAME)
+        else:
+            with _no_progress_bar():
+                model = AutoModelForCausalLM.from_pretrained(
+                    model_dir,
+                    config=model_config,
+                    dtype=dtype,
+                    attn_implementation=ATTENTION_NAME,
+                    use_safetensors=True,
+                    trust_remote_code=config.trust_remote_code,
+                )
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise _refusal(config, error) from error
     if "logits_to_keep" not in inspect.signature(model.forward).parameters:

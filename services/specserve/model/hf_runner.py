@@ -14,6 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from specserve.config import EngineConfig
+from specserve.model.cuda_graphs import GraphedForward
 from specserve.model.hf_model import load_model, longest_context, probe_layers
 from specserve.model.huge_pages import collapse_to_huge_pages
 from specserve.model.kv_pool import KvPool, size_pool
@@ -69,7 +70,8 @@ class HuggingFaceRunner:
             ModelUnavailable: files are missing or damaged.
             ConfigurationError: the model cannot be served exactly, or does not fit.
         """
-        files = weight_files(model_dir)
+        is_dummy = config.load_format == "dummy"
+        files = (model_dir / "config.json",) if is_dummy else weight_files(model_dir)
         model = load_model(config, model_dir, dtype, device)
         kept = read_draft_vocab(model_dir, config.draft_vocab_size, vocab_size)
         cut_head(model, vocab_size, kept)
@@ -90,7 +92,10 @@ class HuggingFaceRunner:
             if weights_bytes >= HUGE_PAGES_FROM_BYTES:
                 collapse_to_huge_pages()
         else:
-            forward = PlannedForward(model_forward(model), row_by_row=row_by_row)
+            run = model_forward(model)
+            forward = eager = PlannedForward(run, row_by_row=row_by_row)
+            if device.type == "cuda" and not config.enforce_eager:
+                forward = GraphedForward(run, eager)
         size = size_pool(config, layers, longest_context(model.config), dtype, device)
         pool = KvPool(layers, size.num_blocks, config.block_size, dtype, device)
         info = ModelInfo(

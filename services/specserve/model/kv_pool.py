@@ -151,9 +151,12 @@ class KvPool:
     def copy_block(self, source: int, destination: int) -> None:
         """Copy one block, all layers."""
         size = self.block_size
-        for pool in (*self._keys, *self._values):
-            kept = pool.narrow(1, source * size, size)
-            pool.narrow(1, destination * size, size).copy_(kept)
+        pools = (*self._keys, *self._values)
+        if self._all_keys is not None and self._all_values is not None:
+            pools = (self._all_keys, self._all_values)  # two copies, not two a layer
+        for pool in pools:
+            kept = pool.narrow(-2, source * size, size)
+            pool.narrow(-2, destination * size, size).copy_(kept)
 
     def clear_slots(self, slots: torch.Tensor) -> None:
         """Zero the given slots, [N] int64, in every layer."""

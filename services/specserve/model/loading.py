@@ -32,7 +32,8 @@ def load_runner(config: EngineConfig) -> Runner:
         return ToyRunner.from_spec(config)
     device = resolve_device(config.device)
     model_dir = resolve_model_dir(config.model, config.revision, config.trust_remote_code)
-    weight_files(model_dir)
+    if config.load_format == "auto":
+        weight_files(model_dir)
     vocab_size = load_tokenizer(config).vocab_size
     dtype = resolve_dtype(config.dtype, device)
     return HuggingFaceRunner.load(config, model_dir, vocab_size, dtype, device)

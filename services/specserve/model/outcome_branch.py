@@ -6,12 +6,14 @@ same keys, same sampler. Knows one path; knows no other branch and no batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from specserve.model.draft_calls import DraftedToken
+from specserve.model.draft_confidence import GuessConfidence
 from specserve.model.kv_tail import BlockTail
 from specserve.model.outcome_odds import Outcome
 from specserve.model.runner import SequenceSlice
+from specserve.speculation.row_edits import RowEdits
 from specserve.speculation.scoring import DraftRow
 from specserve.speculation.types import SamplingParams
 
@@ -26,12 +28,17 @@ class Branch:
         num_speculative_tokens: int,
         tail: BlockTail,
         params: SamplingParams,
+        row_edits: Callable[[int, Sequence[int]], RowEdits | None],
+        confidence_threshold: float = 0.0,
     ) -> None:
         """Draw nothing yet.
 
         Args:
             base_length: tokens of the session before the outcome's last one.
             num_speculative_tokens: draft at most so many.
+            row_edits: what constraints do to the row behind so many tokens of the session and some
+                more.
+            confidence_threshold: stop as an asked call does.
         """
         self.outcome = outcome
         self.base_length = base_length
@@ -41,6 +48,8 @@ class Branch:
         """Seconds of the forward that drew each token."""
         self._num_speculative_tokens = num_speculative_tokens
         self._params = params
+        self._row_edits = row_edits
+        self._confidence = GuessConfidence(confidence_threshold)
         self._is_stopped = False
 
     @property
@@ -66,7 +75,10 @@ class Branch:
     def draft_row(self) -> DraftRow:
         """Return the keys of the token to draw next: those of the call that may come."""
         committed_length, row = self.base_length + 1, len(self.drafted)
-        return DraftRow(self._params, committed_length + row, committed_length, row)
+        edits = None
+        if self._params.constraints is not None:
+            edits = self._row_edits(self.base_length, self.held_token_ids(row + 1))
+        return DraftRow(self._params, committed_length + row, committed_length, row, edits)
 
     def drawn(self, token: DraftedToken, forward_s: float) -> None:
         """Take the token drawn from the last forward."""
@@ -76,6 +88,8 @@ class Branch:
             return
         self.drafted.append(token)
         self.forward_s.append(forward_s)
+        if self._confidence.ends_with(token.confidence):
+            self._is_stopped = True
 
     def held_token_ids(self, num_drafted: int) -> Sequence[int]:
         """Return the tokens beyond base_length whose KV is needed behind so many drafted ones."""

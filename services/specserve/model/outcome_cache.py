@@ -25,19 +25,27 @@ class OutcomeCache:
     """Every session's round that is looked ahead of, and the blocks lent to its branches."""
 
     def __init__(
-        self, pool: BlockPool, copy_block: CopyBlock, *, num_outcomes: int, max_length: int
+        self,
+        pool: BlockPool,
+        copy_block: CopyBlock,
+        *,
+        num_outcomes: int,
+        max_length: int,
+        confidence_threshold: float = 0.0,
     ) -> None:
         """Build an empty cache.
 
         Args:
             num_outcomes: most branches of a session.
             max_length: most tokens a session may hold.
+            confidence_threshold: where a guess ends; see draft_confidence.py.
         """
         self.odds = OutcomeOdds()
         self._lent = LentBlocks(pool, max(1, pool.num_blocks // _KV_SHARE))
         self._copy_block = copy_block
         self._num_outcomes = num_outcomes
         self._max_length = max_length
+        self._confidence_threshold = confidence_threshold
         self._rounds: list[RoundAhead] = []
         self._num_hits = 0
         self._num_misses = 0
@@ -126,6 +134,8 @@ class OutcomeCache:
             min(ahead.num_speculative_tokens, self._max_length - base_length - 1),
             BlockTail(self._lent, session.blocks, base_length),
             session.opening.sampling,
+            session.row_edits,
+            self._confidence_threshold,
         )
         if not branch.is_open or not self.extend(branch):
             return None

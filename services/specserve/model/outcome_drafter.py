@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 
 from specserve.model.draft_calls import DraftedToken, ProposeState
+from specserve.model.draft_confidence import row_confidences
 from specserve.model.forward_times import ForwardTimes
 from specserve.model.kv_cache import BlockPool
+from specserve.model.logit_edits import edited, has_edits
 from specserve.model.messages import OutcomeCounts, ProposeCall
 from specserve.model.outcome_branch import Branch
 from specserve.model.outcome_cache import OutcomeCache
@@ -20,25 +22,44 @@ from specserve.model.overlap_trial import OverlapTrials
 from specserve.model.row_top import RowTops
 from specserve.model.runner import Runner
 from specserve.model.sampler import draw_proposals
+from specserve.model.sampler_ops import as_ids
 from specserve.model.session import KvSession, RoundBegan
-from specserve.speculation.scoring import DraftRow
+from specserve.speculation.scoring import DraftDraw, DraftRow
 
 _LOOK_AGAIN_S = 1e-3
 """At least so long until rows that were not worth their time are looked at again."""
 
 
 def draw_tokens(
-    runner: Runner, logits: torch.Tensor, rows: Sequence[DraftRow], top_k: int, *, keep_tops: bool
+    runner: Runner,
+    logits: torch.Tensor,
+    rows: Sequence[DraftRow],
+    top_k: int,
+    *,
+    keep_tops: bool,
+    with_confidence: bool = False,
 ) -> tuple[list[DraftedToken], RowTops | None]:
     """Draw a token from each of the first len(rows) rows of logits.
 
     Args:
         keep_tops: keep the head of every row, those beyond len(rows) too, to foresee outcomes.
+        with_confidence: say how likely the most likely token of each row is.
     """
+    confidences = row_confidences(logits[: len(rows)]) if with_confidence else [1.0] * len(rows)
+    drafted, tops = _draw(runner, logits, rows, top_k, keep_tops=keep_tops)
+    return [DraftedToken(draw, tops, i, confidences[i]) for i, draw in enumerate(drafted)], tops
+
+
+def _draw(
+    runner: Runner, logits: torch.Tensor, rows: Sequence[DraftRow], top_k: int, *, keep_tops: bool
+) -> tuple[list[DraftDraw], RowTops | None]:
     token_ids = runner.logit_token_ids
+    if has_edits(rows):
+        with edited(logits, rows, None if token_ids is None else as_ids(token_ids)) as plain:
+            return _draw(runner, logits, plain, top_k, keep_tops=keep_tops)
     tops = RowTops(logits, top_k, token_ids) if keep_tops and len(logits) else None
     draws = draw_proposals(logits[: len(rows)], rows, top_k, token_ids) if rows else []
-    return [DraftedToken(draw, tops, i) for i, draw in enumerate(draws)], tops
+    return draws, tops
 
 
 class OutcomeDrafter:
@@ -53,6 +74,7 @@ class OutcomeDrafter:
         *,
         num_outcomes: int,
         draft_sample_top_k: int,
+        confidence_threshold: float,
         max_num_rows: int,
         max_length: int,
         clock: Callable[[], float],
@@ -70,9 +92,14 @@ class OutcomeDrafter:
         self._times = times
         self._sessions = sessions
         self._top_k = draft_sample_top_k
+        self._with_confidence = confidence_threshold > 0
         self._clock = clock
         self._cache = OutcomeCache(
-            pool, runner.copy_block, num_outcomes=num_outcomes, max_length=max_length
+            pool,
+            runner.copy_block,
+            num_outcomes=num_outcomes,
+            max_length=max_length,
+            confidence_threshold=confidence_threshold,
         )
         self._planner = AheadPlanner(
             self._cache, max_num_rows=max_num_rows, forward_s=times.nearest
@@ -147,7 +174,12 @@ class OutcomeDrafter:
         slices = forward.slices()
         logits = self._runner.forward(slices)
         tokens, tops = draw_tokens(
-            self._runner, logits, forward.draft_rows(), self._top_k, keep_tops=True
+            self._runner,
+            logits,
+            forward.draft_rows(),
+            self._top_k,
+            keep_tops=True,
+            with_confidence=self._with_confidence,
         )
         ended_at = self._clock()
         self._times.note(len(slices), ended_at - started_at)

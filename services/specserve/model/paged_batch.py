@@ -44,11 +44,13 @@ class SequenceGroup:
     """[num_rows] where each real row lies among the padded ones; None when nothing is padded."""
     positions: torch.Tensor
     """[B, n] position of each query in its sequence."""
+    has_spare_keys: bool = False
+    """Keys are gathered beyond the end of even the longest sequence."""
 
     @property
     def is_masked(self) -> bool:
         """Whether some query must not see some gathered key (without a sliding window)."""
-        return self.num_sequences > 1 or self.num_queries > 1
+        return self.has_spare_keys or self.num_sequences > 1 or self.num_queries > 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,17 +52,31 @@ class PlannedForward:
         self._run = run
         self._row_by_row = row_by_row
         self._clear_tails = False
+        self._unread: torch.Tensor | None = None
+        """Whether what the last forward wrote is finite; read before the next one, when the device
+        has long computed it."""
+
+    def clears_tails(self) -> bool:
+        """Whether some row has gone bad: a masked slot counts as 0 * value, and 0 * NaN is NaN, so
+        what it left behind in freed blocks must not reach their next owner.
+        """
+        if self._unread is not None and not self._clear_tails and not bool(self._unread):
+            logger.warning("non-finite keys or values: block tails are cleared from now on")
+            self._clear_tails = True
+        self._unread = None
+        return self._clear_tails
+
+    def watch(self, finite: torch.Tensor) -> None:
+        """Take note, [], of whether what a forward has written is finite."""
+        self._unread = finite
 
     def __call__(self, batch: Sequence[SequenceSlice], pool: KvPool) -> torch.Tensor:
         """Run a batch and write its keys and values; [R, head rows] logits."""
         plan = plan_batch(batch, pool, self._row_by_row)
-        if self._clear_tails and plan.tail_slots.size:
+        if self.clears_tails() and plan.tail_slots.size:
             pool.clear_slots(torch.from_numpy(plan.tail_slots).to(pool.device))
         paged = PagedBatch(plan, pool)
         logits = self._run(plan, paged)
-        # A masked slot counts as 0 * value, and 0 * NaN is NaN: once some row went bad, what it
-        # left behind in freed blocks must not reach their next owner.
-        if not self._clear_tails and not paged.is_finite:
-            logger.warning("non-finite keys or values: block tails are cleared from now on")
-            self._clear_tails = True
+        if not self._clear_tails:
+            self.watch(paged.finite_flag())
         return logits

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from specserve.model.logit_edits import edited, has_edits
 from specserve.model.logprobs import with_logprobs
 from specserve.model.ranking import can_rank, rank
 from specserve.model.sampler_ops import as_array, as_ids, row_argmax
@@ -49,6 +50,7 @@ __all__ = [
 
 SMALL_VOCAB_SIZE = 512
 """CPU rows up to this long are matrices of numpy (small_rows.py): tensor calls would cost more."""
+NOTHING_ALLOWED = TargetRowScore(0.0, -2)
 CHUNK_NUM_ELEMENTS = 1 << 20
 """Elements of a float64 temporary on CPU (8 MiB): more would leave the caches."""
 
@@ -67,9 +69,12 @@ def draw_proposals(
         logit_token_ids: [V'] int64 ascending ids of the columns when the head was cut.
 
     Returns:
-        R draws; token_id -1 where a row was unusable.
+        R draws; token_id -1 where a row was unusable, or its constraints allow no token.
     """
     ids = None if logit_token_ids is None else as_ids(logit_token_ids)
+    if has_edits(rows):
+        with edited(logits, rows, ids) as plain:
+            return draw_proposals(logits, plain, top_k, logit_token_ids)
     if _is_small(logits):
         return draw_small(as_array(logits), rows, top_k, ids)
     largest, columns = row_argmax(logits)
@@ -109,14 +114,24 @@ def score_rows(logits: torch.Tensor, rows: Sequence[TargetRow]) -> list[TargetRo
         logits: [R, V] float32; -inf bans a token.
 
     Returns:
-        R scores; `is_usable` is False where a row held NaN, +inf or nothing finite, and only there.
+        R scores; `is_usable` is False where a row held NaN, +inf or nothing finite, or where its
+        constraints leave nothing, and only there.
 
     Raises:
         InvalidProposal: a standard row with a draft token has no proper q. Check calls on arrival
             (acceptance.draft_token_probs): here it would fail the whole batch.
     """
+    if has_edits(rows):
+        with edited(logits, rows) as plain:
+            scores = _scores(logits, plain)
+        return with_logprobs(logits, rows, _tell_apart(logits, scores))
+    return with_logprobs(logits, rows, _scores(logits, rows))
+
+
+def _scores(logits: torch.Tensor, rows: Sequence[TargetRow]) -> list[TargetRowScore]:
+    """Score rows without edits, log-probabilities apart."""
     if _is_small(logits):
-        return with_logprobs(logits, rows, score_small(as_array(logits), rows))
+        return score_small(as_array(logits), rows)
     largest, columns = row_argmax(logits)
     usable = np.isfinite(largest)
     scores = [UNUSABLE_SCORE] * len(rows)
@@ -140,7 +155,17 @@ def score_rows(logits: torch.Tensor, rows: Sequence[TargetRow]) -> list[TargetRo
         score_coupled(logits, rows, part, largest, columns, scores)
     for part in _chunks(standard, logits):
         score_standard(logits, rows, part, largest, scores)
-    return with_logprobs(logits, rows, scores)
+    return scores
+
+
+def _tell_apart(logits: torch.Tensor, scores: list[TargetRowScore]) -> list[TargetRowScore]:
+    """Mark the rows that constraints left without a token, by the logits as the model gave them."""
+    lost = [i for i, score in enumerate(scores) if not score.is_usable]
+    if lost:
+        largest, _ = row_argmax(logits[lost])
+        for i, value in zip(lost, largest, strict=True):
+            scores[i] = NOTHING_ALLOWED if np.isfinite(value) else scores[i]
+    return scores
 
 
 def _is_small(logits: torch.Tensor) -> bool:

@@ -26,7 +26,9 @@ def row_argmax(logits: torch.Tensor) -> tuple[NDArray[np.floating], NDArray[np.i
         columns = array.argmax(axis=1)
         return array[np.arange(len(columns)), columns], columns
     values, indices = logits.max(dim=1)
-    return as_array(values), as_ids(indices)
+    # One transfer, and one wait for the device: float64 holds either exactly.
+    both = as_array(torch.stack((values.double(), indices.double())))
+    return both[0], both[1].astype(np.int64)
 
 
 def as_array(tensor: torch.Tensor) -> NDArray[np.floating]:

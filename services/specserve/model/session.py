@@ -6,12 +6,15 @@ Knows tokens, lengths and times; knows no logits, no forward and no batch.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from specserve.model.kv_cache import BlockTable
 from specserve.model.messages import Reply, SessionOpening
+from specserve.speculation.constraints import ConstraintState
 from specserve.speculation.digest import TokenChain
+from specserve.speculation.row_edits import RowEdits
 
 if TYPE_CHECKING:
     from specserve.model.calls import CallState
@@ -65,6 +68,8 @@ class KvSession:
     gaps_s: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_GAPS))
     """The last times between a reply and the next call. They need not be alike: a proposal that
     was drafted ahead comes sooner than one that was not."""
+    constraint_state: ConstraintState | None = None
+    """Follows `chain`; None before the first constrained row."""
 
     @property
     def cached_length(self) -> int:
@@ -76,8 +81,25 @@ class KvSession:
         if self.ahead is not None:
             self.ahead.truncated(length)
         self.chain.truncate(length)
+        if self.constraint_state is not None:
+            self.constraint_state.truncate(length)
         if self.blocks is not None:
             self.blocks.truncate(length)
+
+    def row_edits(self, length: int, then: Sequence[int] = ()) -> RowEdits | None:
+        """Return what the constraints do to the row behind the first `length` tokens held.
+
+        Args:
+            then: tokens that follow these `length` on the way to the row.
+        """
+        constraints = self.opening.sampling.constraints
+        if constraints is None:
+            return None
+        state = self.constraint_state
+        if state is None or state.constraints is not constraints:
+            state = self.constraint_state = ConstraintState(constraints)
+        state.follow(self.chain, length)
+        return state.edits_after(then)
 
     def note_arrival(self, now: float) -> None:
         """Learn this session's rhythm from a new call."""

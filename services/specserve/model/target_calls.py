@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specserve.errors import NonFiniteLogits
+from specserve.errors import no_token
 from specserve.model.calls import CallState
 from specserve.model.messages import TokenLogprobs, VerifyCall, VerifyReply
 from specserve.model.session import KvSession
@@ -29,8 +29,14 @@ class TargetState(CallState, ABC):
         """Build the reply from the scored rows.
 
         Raises:
-            NonFiniteLogits: one of the rows is unusable.
+            NonFiniteLogits: the first row is unusable.
+            InvalidRequest: the request's constraints allow no token at the first row.
         """
+
+    def _check_usable(self, score: TargetRowScore) -> None:
+        """Refuse the first row without a token: every round reaches it."""
+        if not score.is_usable:
+            raise no_token(self.session.session_id, 0, score.replacement_token_id)
 
     def cancel(self) -> bool:
         """End now: nobody waits for scores, and tokens already sent stay sent."""
@@ -61,6 +67,7 @@ class VerifyState(TargetState):
     def target_rows(self) -> list[TargetRow]:
         """Return the rows to score, row i under the keys of draft token i."""
         params, start, q = self.session.opening.sampling, self.committed_length, self._draft_probs
+        is_constrained = params.constraints is not None
         return [
             TargetRow(
                 params,
@@ -70,13 +77,15 @@ class VerifyState(TargetState):
                 self._drafts[i] if i < len(self._drafts) else None,
                 q.token_ids[i] if q is not None and i < len(self._drafts) else None,
                 q.weights[i] if q is not None and i < len(self._drafts) else None,
+                self.session.row_edits(start + i) if is_constrained else None,
             )
             for i in range(self.num_rows)
         ]
 
     def scored(self, scores: Sequence[TargetRowScore], now: float) -> VerifyReply:
         """Answer with K probabilities and K + 1 replacements."""
-        _check_usable(self.session.session_id, scores)
+        self._check_usable(scores[0])
+        # Later rows without a token fail the request if the round ends there: the caller's affair.
         # Rows after an invalid draft id cannot be reached; they only keep the shapes.
         padded = [*scores, *[scores[-1]] * (len(self._drafts) + 1 - len(scores))]
         return self.verify_reply(
@@ -108,11 +117,12 @@ class DecodeState(TargetState):
     def target_rows(self) -> list[TargetRow]:
         """Return the row of the token to decode next."""
         length = self.committed_length
-        return [TargetRow(self.session.opening.sampling, length, length, 0, None)]
+        params, edits = self.session.opening.sampling, self.session.row_edits(length)
+        return [TargetRow(params, length, length, 0, None, edits=edits)]
 
     def scored(self, scores: Sequence[TargetRowScore], now: float) -> VerifyReply:
         """Emit one token; `more_follows` tells whether the call goes on."""
-        _check_usable(self.session.session_id, scores)
+        self._check_usable(scores[0])
         token_id = scores[0].replacement_token_id
         self._num_left -= 1
         goes_on = (
@@ -128,17 +138,12 @@ class DecodeState(TargetState):
         return reply
 
 
-def _check_usable(session_id: str, scores: Sequence[TargetRowScore]) -> None:
-    for row, score in enumerate(scores):
-        if not score.is_usable:
-            raise NonFiniteLogits(session_id, row)
-
-
 def _token_logprobs(rows: Sequence[RowLogprobs | None]) -> TokenLogprobs | None:
     """Stack K + 1 rows; None when the session wants none."""
-    wanted = [row for row in rows if row is not None]
-    if not wanted:
+    if not rows or rows[0] is None:
         return None
+    # A later row without a token has none; the round cannot end behind it.
+    wanted = [rows[0] if row is None else row for row in rows]
     return TokenLogprobs(
         draft=np.array([row.draft for row in wanted[:-1]], dtype=np.float32),
         replacement=np.array([row.replacement for row in wanted], dtype=np.float32),

@@ -16,6 +16,7 @@ from specserve.orchestrator.trimming import Trimmer
 from specserve.orchestrator.vocabulary import Vocabulary
 from specserve.rpc import codec
 from specserve.rpc.v1 import generation_pb2
+from specserve.speculation.constraint_checks import check_ids, complete_constraints
 from specserve.speculation.digest import TokenChain
 from specserve.speculation.types import AcceptanceRule
 
@@ -58,8 +59,8 @@ def admit(
     vocab_size = vocabulary.table.vocab_size
     if not prompt:
         raise InvalidRequest("prompt_token_ids", "empty; at least one token was wanted")
-    _check_ids("prompt_token_ids", prompt, vocab_size)
-    _check_ids("committed_token_ids", committed, vocab_size)
+    check_ids("prompt_token_ids", prompt, vocab_size)
+    check_ids("committed_token_ids", committed, vocab_size)
     if len(prompt) >= limits.max_model_len:
         raise ContextOverflow(
             "prompt",
@@ -76,7 +77,7 @@ def admit(
     k = _num_speculative_tokens(request, limits)
     method = _method(request, limits)
     stop_ids = codec.unpack_ids(request.stop_token_ids, "stop_token_ids")
-    _check_ids("stop_token_ids", stop_ids, vocab_size)
+    check_ids("stop_token_ids", stop_ids, vocab_size)
     if len(request.stop) > MAX_STOPS or any(not s for s in request.stop):
         raise InvalidRequest("stop", f"at most {MAX_STOPS} non-empty strings were wanted")
     sampling = codec.unpack_sampling(request.sampling)
@@ -87,12 +88,21 @@ def admit(
     ends = frozenset(stop_ids) | (
         frozenset() if request.ignore_eos else frozenset(vocabulary.eos_token_ids)
     )
+    constraints = complete_constraints(
+        sampling.constraints,
+        vocab_size=vocab_size,
+        eos_token_ids=vocabulary.eos_token_ids,
+        stop_token_ids=stop_ids,
+        prompt_length=len(prompt),
+        max_tokens=max_tokens,
+    )
+    min_tokens = 0 if sampling.constraints is None else sampling.constraints.min_tokens
     chain = TokenChain()
     chain.append((*prompt, *committed))
     state = RequestState(
         request_id=request.request_id,
         session_id=f"{request.request_id}-{uuid.uuid4().hex[:16]}",
-        sampling=replace(sampling, stop_token_ids=tuple(sorted(ends))),
+        sampling=replace(sampling, stop_token_ids=tuple(sorted(ends)), constraints=constraints),
         prompt_length=len(prompt),
         max_tokens=max_tokens,
         max_model_len=limits.max_model_len,
@@ -101,7 +111,9 @@ def admit(
         method=method,
     )
     hidden = frozenset() if request.include_special_tokens else vocabulary.table.special_token_ids
-    trimmer = Trimmer(vocabulary.table.token_bytes, hidden, ends, request.stop, max_tokens)
+    trimmer = Trimmer(
+        vocabulary.table.token_bytes, hidden, ends, request.stop, max_tokens, min_tokens
+    )
     # The text of a carried-over prefix was sent before; only its tail may still matter to stops.
     if committed and trimmer.take(committed).finish_reason is not None:
         raise InvalidRequest("committed_token_ids", "the text ends within them; nothing is left")
@@ -130,11 +142,3 @@ def _method(
         choices = " or ".join(limits.methods) or "none, for speculation is off"
         raise InvalidRequest("speculative_method", f"{method}; this deployment offers {choices}")
     return method
-
-
-def _check_ids(field: str, token_ids: tuple[int, ...], vocab_size: int) -> None:
-    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
-        wrong = next(t for t in token_ids if not 0 <= t < vocab_size)
-        raise InvalidRequest(
-            field, f"token id {wrong} is out of vocabulary; 0 to {vocab_size - 1} was wanted"
-        )

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from opentelemetry import trace
 
 from specserve import telemetry
-from specserve.errors import PeerUnavailable
-from specserve.orchestrator.proposer import NOTHING_DRAFTED, Drafted, Proposer
+from specserve.errors import PeerUnavailable, no_token
+from specserve.orchestrator.proposer import NOTHING_DRAFTED, Drafted, Proposer, ProposerName
 from specserve.orchestrator.record import Record, TokenOrigin, origins_of
 from specserve.orchestrator.request_length import RequestLength
 from specserve.orchestrator.request_state import RequestState
@@ -22,6 +22,7 @@ from specserve.orchestrator.trimming import Emission, Trimmer
 from specserve.rpc.v1 import target_pb2
 from specserve.speculation.acceptance import accept
 from specserve.speculation.randomness import Purpose, RoundUniforms
+from specserve.speculation.synthetic import SyntheticAcceptance, accept_synthetic
 from specserve.speculation.types import AcceptanceRule, Verification
 
 
@@ -32,6 +33,8 @@ class Committed:
     token_ids: tuple[int, ...]
     emission: Emission
     origins: tuple[TokenOrigin, ...]
+    num_draft_tokens: int
+    proposer: ProposerName | None
     num_accepted: int
     logprobs: target_pb2.RowLogprobs | None
 
@@ -47,7 +50,11 @@ class Decoder:
         trimmer: Trimmer,
         length: RequestLength,
         span: trace.Span,
+        *,
+        vocab_size: int,
+        synthetic: SyntheticAcceptance | None = None,
     ) -> None:
+        """Prepare; `synthetic` replaces the request's rule (benchmarks only)."""
         self.record = Record()
         self._state = state
         self._target = target
@@ -55,12 +62,18 @@ class Decoder:
         self._trimmer = trimmer
         self._length = length
         self._span = span
+        self._vocab_size = vocab_size
+        self._synthetic = synthetic
         self._tracer = trace.get_tracer("specserve.orchestrator")
 
     async def decode(self) -> AsyncGenerator[Committed, None]:
         """Yield committed blocks until the request is finished.
 
         Closing the iterator leaves the proposer and the target session to `close`.
+
+        Raises:
+            SpecServeError: the request cannot go on; NonFiniteLogits, and InvalidRequest where its
+                constraints leave no token.
         """
         finished = False
         while not finished:
@@ -108,6 +121,8 @@ class Decoder:
     def _commit(self, drafted: Drafted, scored: Scored) -> Committed:
         state, proposal = self._state, drafted.proposal
         verdict = self._decide(drafted, scored)
+        if verdict.next_token_id < 0:
+            raise no_token(state.request_id, verdict.num_accepted, verdict.next_token_id)
         token_ids = state.commit(proposal, verdict)
         self._length.scored(scored, verdict.num_accepted)
         self._target.settle()
@@ -124,13 +139,15 @@ class Decoder:
             token_ids[: emission.num_tokens],
             emission,
             origins,
+            len(proposal.draft_token_ids),
+            drafted.proposer,
             verdict.num_accepted,
             scored.logprobs,
         )
 
     def _decide(self, drafted: Drafted, scored: Scored) -> Verification:
         state, proposal = self._state, drafted.proposal
-        num_draft_tokens = len(proposal.draft_token_ids)
+        num_draft_tokens, rule = len(proposal.draft_token_ids), state.sampling.rule
         draws = (
             RoundUniforms(
                 state.sampling.seed,
@@ -139,10 +156,14 @@ class Decoder:
                 num_draft_tokens,
                 Purpose.ACCEPT,
             )
-            if num_draft_tokens and state.sampling.rule is AcceptanceRule.STANDARD
+            if num_draft_tokens and (self._synthetic or rule is AcceptanceRule.STANDARD)
             else ()
         )
-        return accept(proposal, scored.scores, draws, state.sampling.rule, drafted.token_probs)
+        if self._synthetic is not None:
+            return accept_synthetic(
+                proposal, scored.scores, draws, self._synthetic, self._vocab_size
+            )
+        return accept(proposal, scored.scores, draws, rule, drafted.token_probs)
 
     def _start_round(self) -> trace.Span:
         if not self._span.is_recording():

@@ -13,6 +13,7 @@ from ray.serve.handle import DeploymentHandle
 
 from specserve.config import OrchestratorConfig
 from specserve.orchestrator.server import start_orchestrator
+from specserve.rpc.placement import placed_server
 from specserve.rpc.serve_hooks import (
     DISCOVERY_PERIOD_S,
     DISCOVERY_TIMEOUT_S,
@@ -36,6 +37,9 @@ class OrchestratorDeployment(ServiceReplica):
         target: DeploymentHandle[Any],
         draft: DeploymentHandle[Any] | None,
     ) -> None:
+        rank = serve.get_replica_context().rank
+        server = placed_server(config.server, rank.local_rank if rank is not None else 0)
+        config = config.model_copy(update={"server": server})
         self._orchestrator = await start_orchestrator(config)
         self._known = config
         self._targets = PoolWatcher("target", lambda: look(target))

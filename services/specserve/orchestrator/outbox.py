@@ -17,6 +17,8 @@ def join(first: generation_pb2.GenerateResponse, second: generation_pb2.Generate
     first.text += second.text
     first.logprobs.extend(second.logprobs)
     first.origins.extend(second.origins)
+    first.per_round_drafted.extend(second.per_round_drafted)
+    first.per_round_proposer.extend(second.per_round_proposer)
     first.finish_reason = second.finish_reason
     first.stop_index_plus_one = second.stop_index_plus_one
     if second.HasField("record"):

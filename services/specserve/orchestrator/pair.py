@@ -16,6 +16,7 @@ import grpc
 from specserve.config import OrchestratorConfig, SpeculativeMethod
 from specserve.errors import ModelMismatch, PeerUnavailable, SpecServeError
 from specserve.orchestrator.pool import DRAFT_KIND, TARGET_KIND, Pool, model_of
+from specserve.orchestrator.synthetic import synthetic_acceptance
 from specserve.orchestrator.vocabulary import (
     TargetIdentity,
     Vocabulary,
@@ -50,6 +51,7 @@ class Pair:
         self._was_complete = False
         """A pair that lost its draft goes on target-only: that is no reason to send users away."""
         self._config = config
+        self._synthetic = synthetic_acceptance(speculative)
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -169,7 +171,8 @@ class Pair:
         identity = TargetIdentity.of(model_of(link))
         if self._identity is not None and identity != self._identity:
             if self._num_requests or self.targets.usable():
-                return ModelMismatch(link.address, str(identity), str(self._identity))
+                replica_id = model_of(link).replica_id
+                return ModelMismatch(replica_id, str(identity), str(self._identity))
             logger.warning("the target is now %s, it was %s", identity, self._identity)
             self.vocabulary = None
             if self.drafts is not None:
@@ -208,6 +211,7 @@ class Pair:
             ),
             speculative_method=codec.pack_method(self.method),
             speculative_methods=map(codec.pack_method, self.methods),
+            synthetic_acceptance_rates=self._synthetic.rates if self._synthetic else (),
         )
         target = next(iter(self.targets.usable()), None)
         draft = next(iter(self.drafts.usable()), None) if self.drafts else None

@@ -80,7 +80,8 @@ class Pool(Generic[CallT, ReplyT]):
         if link.connected and link.model is not None:
             model = link.model
             if not PROTOCOL_VERSION - 1 <= model.protocol_version <= PROTOCOL_VERSION + 1:
-                error = ProtocolMismatch(link.address, model.protocol_version, PROTOCOL_VERSION)
+                theirs = model.protocol_version
+                error = ProtocolMismatch(model.replica_id, theirs, PROTOCOL_VERSION)
                 self.refuse(link, str(error))
             self.check(link)
         self.notify()
@@ -101,7 +102,7 @@ class Pool(Generic[CallT, ReplyT]):
         self.notify()
 
     def refuse(self, link: FrameLink[CallT, ReplyT], why: str) -> None:
-        """Never use a replica, and say why."""
+        """Never use a replica, and say why: to clients too, so that no address may be in it."""
         logger.error("%s %s is not used: %s", self.kind.pool, link.address, why)
         self.approved.discard(model_of(link).replica_id)
         self.refusals[model_of(link).replica_id] = why

@@ -33,6 +33,9 @@ def block_response(committed: Committed, *, origins: bool) -> generation_pb2.Gen
         response.logprobs.extend(_logprobs(committed, committed.logprobs))
     if origins:
         response.origins.extend(_ORIGINS[origin] for origin in committed.origins)
+        proposer = committed.proposer if committed.num_draft_tokens else None
+        response.per_round_drafted.append(committed.num_draft_tokens)
+        response.per_round_proposer.append(codec.pack_method(proposer))
     if emission.finish_reason is not None:
         response.finish_reason = _REASONS[emission.finish_reason]
         if emission.stop_index is not None:

@@ -17,6 +17,7 @@ from specserve.orchestrator.length_metrics import LengthCollector
 from specserve.orchestrator.pair import Pair
 from specserve.orchestrator.proposers import Proposers
 from specserve.orchestrator.servicer import GenerationServicer
+from specserve.orchestrator.synthetic import synthetic_acceptance
 from specserve.rpc.server import GrpcServer, new_replica_id
 from specserve.rpc.v1 import admin_pb2, admin_pb2_grpc, generation_pb2, generation_pb2_grpc
 from specserve.speculation.length_choice import SpeculationMode
@@ -100,6 +101,13 @@ async def start_orchestrator(config: OrchestratorConfig) -> RunningOrchestrator:
             "draft addresses are given, but no draft will be asked: num_speculative_tokens is 0 "
             "or the method needs no draft (speculation_enabled %d)",
             pair.may_draft,
+        )
+    synthetic = synthetic_acceptance(config.speculative)
+    if synthetic is not None:
+        logger.warning(
+            "rejection_sample_method synthetic: draft tokens are accepted by the rates %s, NOT by "
+            "the target. The text is no model's output; this is for benchmarks only",
+            ", ".join(f"{rate:.3g}" for rate in synthetic.rates),
         )
     admin = AdminServicer(length, replica_id, lambda: servicer.num_running)
     names = [

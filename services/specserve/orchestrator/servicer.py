@@ -28,6 +28,7 @@ from specserve.orchestrator.proposer import Proposer
 from specserve.orchestrator.proposers import Proposers
 from specserve.orchestrator.request_length import RequestLength
 from specserve.orchestrator.responses import block_response, record_message
+from specserve.orchestrator.synthetic import synthetic_acceptance
 from specserve.orchestrator.target_session import TargetSession
 from specserve.orchestrator.vocabulary import Vocabulary
 from specserve.rpc import codec
@@ -63,6 +64,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self._orchestrator_id = orchestrator_id
         self._slots = asyncio.Semaphore(config.max_num_requests)
         self._tracer = trace.get_tracer("specserve.orchestrator")
+        self._synthetic = synthetic_acceptance(config.speculative)
 
     async def Generate(  # noqa: N802 - the contract's name
         self, request: generation_pb2.GenerateRequest, context: Context
@@ -133,7 +135,16 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         )
         proposer = self._proposers.make(state, opening, request.tenant_salt)
         length = RequestLength(self._length, state, request.tenant_salt, target, proposer)
-        decoder = Decoder(state, target, proposer, trimmer, length, span)
+        decoder = Decoder(
+            state,
+            target,
+            proposer,
+            trimmer,
+            length,
+            span,
+            vocab_size=vocabulary.table.vocab_size,
+            synthetic=self._synthetic,
+        )
         try:
             async with aclosing(decoder.decode()) as rounds:
                 async for committed in rounds:

@@ -4,7 +4,9 @@ Works token by token over committed tokens, so that ids, text, log-probabilities
 at the same place whatever the alignment inside a block. Stop strings are matched on bytes. The
 rule: the token that completes a stop counts as output (ids, log-probabilities, usage); the text
 ends before the first byte of a stop string, and the bytes of special tokens (EOS among them) are no
-text unless asked for. A token is checked for stops before it is checked against limits.
+text unless asked for. Until min_tokens are out no stop string ends the text (and the target emits
+no EOS and no stop id); one that is completed later may have begun before. A token is checked for
+stops before it is checked against limits.
 
 Knows bytes and ids; knows no model and no rounds.
 """
@@ -46,6 +48,7 @@ class Trimmer:
         stop_token_ids: Collection[int],
         stop: Sequence[bytes],
         max_tokens: int,
+        min_tokens: int = 0,
     ) -> None:
         """Prepare.
 
@@ -55,12 +58,14 @@ class Trimmer:
             stop_token_ids: ids that end the output (EOS among them unless ignored).
             stop: stop strings, non-empty.
             max_tokens: most output tokens; >= 1.
+            min_tokens: a stop string that one of the first so many tokens completes ends nothing.
         """
         self._token_bytes = token_bytes
         self._hidden_ids = hidden_ids
         self._stop_token_ids = stop_token_ids
         self._stop = tuple(stop)
         self._num_left = max_tokens
+        self._num_early = min_tokens
         self._held = b""
         """Bytes that could still become part of a stop string."""
 
@@ -69,6 +74,7 @@ class Trimmer:
         text = bytearray()
         for index, token_id in enumerate(token_ids):
             self._num_left -= 1
+            self._num_early -= 1
             reason, stop_index = self._take_one(token_id, text)
             if reason is not None:
                 return Emission(index + 1, bytes(text), reason, stop_index)
@@ -78,10 +84,7 @@ class Trimmer:
         shown = b"" if token_id in self._hidden_ids else self._bytes_of(token_id)
         if self._stop and shown:
             buffer = self._held + shown
-            hit = min(
-                ((at, index) for index, s in enumerate(self._stop) if (at := buffer.find(s)) >= 0),
-                default=None,
-            )
+            hit = None if self._num_early >= 0 else self._first_stop(buffer)
             if hit is not None:
                 text += buffer[: hit[0]]
                 self._held = b""
@@ -96,6 +99,16 @@ class Trimmer:
         if self._num_left <= 0:
             return self._end(text, FinishReason.LENGTH)
         return None, None
+
+    def _first_stop(self, buffer: bytes) -> tuple[int, int] | None:
+        """Find the first stop string that the bytes after `_held` complete, and where it begins."""
+        held = len(self._held)
+        hits = (
+            (at, index)
+            for index, s in enumerate(self._stop)
+            if (at := buffer.find(s, max(0, held - len(s) + 1))) >= 0
+        )
+        return min(hits, default=None)
 
     def _bytes_of(self, token_id: int) -> bytes:
         # Padded embedding rows have no bytes; a target never emits them, a test's model may.

@@ -11,6 +11,7 @@ from typing import Any
 
 from specserve.errors import SpecServeError, VocabularyMismatch
 from specserve.model.token_table import TokenTable
+from specserve.orchestrator.pool import model_of
 from specserve.rpc import codec
 from specserve.rpc.channel import open_channel
 from specserve.rpc.garbled import TolerantChannel, require_readable
@@ -59,7 +60,7 @@ async def fetch_vocabulary(link: FrameLink[Any, Any]) -> Vocabulary:
         response = await link.kind.make_stub(TolerantChannel(channel)).GetModel(
             common_pb2.GetModelRequest(include_token_table=True), timeout=TABLE_TIMEOUT_S
         )
-    require_readable(response, link.kind.pool, link.address)
+    require_readable(response, link.kind.pool, model_of(link).replica_id)
     return Vocabulary(
         response.vocab_fingerprint,
         TokenTable.from_bytes(response.token_table),

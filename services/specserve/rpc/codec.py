@@ -1,4 +1,4 @@
-"""Bulk numbers as little-endian bytes, and messages as the values the rest of the code uses.
+"""Messages as the values the rest of the code uses; bulk numbers are `arrays.py`'s.
 
 Both directions, for the parts that draft and target share. Knows protobuf; knows no gRPC call.
 """
@@ -6,15 +6,17 @@ Both directions, for the parts that draft and target share. Knows protobuf; know
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Iterable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specserve.config import SpeculativeMethod
 from specserve.errors import InvalidProposal, InvalidRequest
 from specserve.model.messages import CallTiming, EngineLoad, SessionOpening
+from specserve.rpc.arrays import pack_ids as pack_ids  # noqa: PLC0414 - a name of this module too
+from specserve.rpc.arrays import unpack_array as unpack_array  # noqa: PLC0414 - a name of this module too
+from specserve.rpc.arrays import unpack_ids as unpack_ids  # noqa: PLC0414 - a name of this module too
+from specserve.rpc.constraints_codec import pack_constraints, unpack_constraints
 from specserve.rpc.v1 import common_pb2, generation_pb2
 from specserve.speculation.length_choice import SpeculationMode
 from specserve.speculation.types import AcceptanceRule, SamplingParams, SparseProbs
@@ -24,8 +26,6 @@ PROTOCOL_VERSION = 1
 
 MAX_APPEND_TOKENS = 65_536
 """Tokens appended by one call: 256 KiB of int32."""
-
-T = TypeVar("T", bound=np.generic)
 
 _RULES = {
     AcceptanceRule.GREEDY: common_pb2.ACCEPTANCE_RULE_GREEDY,
@@ -44,36 +44,6 @@ _METHODS: dict[SpeculativeMethod | None, generation_pb2.SpeculativeMethod] = {
 _METHODS_BACK: dict[int, SpeculativeMethod | None] = {
     number: method for method, number in _METHODS.items()
 }
-
-
-def pack_ids(token_ids: Sequence[int]) -> bytes:
-    """Write token ids as little-endian int32."""
-    return np.asarray(token_ids, dtype="<i4").tobytes()
-
-
-def unpack_ids(data: bytes, field: str) -> tuple[int, ...]:
-    """Read little-endian int32 token ids.
-
-    Raises:
-        InvalidRequest: the length is no multiple of 4.
-    """
-    if not data:
-        return ()
-    return tuple(unpack_array(data, np.int32, field).tolist())
-
-
-def unpack_array(data: bytes, dtype: type[T], field: str) -> NDArray[T]:
-    """Read a little-endian array; the result is read-only and shares the message's memory.
-
-    Raises:
-        InvalidRequest: the length is no multiple of the item size.
-    """
-    item = np.dtype(dtype).newbyteorder("<")
-    if len(data) % item.itemsize:
-        raise InvalidRequest(
-            field, f"{len(data)} bytes, a multiple of {item.itemsize} was wanted ({item.name})"
-        )
-    return np.frombuffer(data, dtype=item)
 
 
 def unpack_probs(
@@ -120,6 +90,7 @@ def pack_sampling(params: SamplingParams) -> common_pb2.SamplingParams:
         min_p=params.min_p,
         stop_token_ids=pack_ids(params.stop_token_ids),
         num_logprobs_plus_one=params.num_logprobs + 1,
+        constraints=None if params.constraints is None else pack_constraints(params.constraints),
     )
 
 
@@ -148,6 +119,9 @@ def unpack_sampling(message: common_pb2.SamplingParams) -> SamplingParams:
         min_p=message.min_p,
         stop_token_ids=unpack_ids(message.stop_token_ids, "sampling.stop_token_ids"),
         num_logprobs=message.num_logprobs_plus_one - 1,
+        constraints=(
+            unpack_constraints(message.constraints) if message.HasField("constraints") else None
+        ),
     )
 
 

@@ -61,11 +61,14 @@ class TolerantChannel:
         return self._channel.stream_stream(method, response_deserializer=read, **more)
 
 
-def require_readable(response: Any, pool: str, address: str) -> None:
+def require_readable(response: Any, pool: str, who: str) -> None:
     """Refuse a garbled response.
+
+    Args:
+        who: the replica, by its id or address.
 
     Raises:
         PeerUnavailable: it is garbled; what else the peer says is not to be trusted either.
     """
     if isinstance(response, Garbled):
-        raise PeerUnavailable(pool, f"{address}: a response of {response}")
+        raise PeerUnavailable(pool, f"{who}: a response of {response}")

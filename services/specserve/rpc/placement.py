@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import TypeVar
 
-from specserve.config import DraftConfig, TargetConfig
+from specserve.config import DraftConfig, ServerConfig, TargetConfig
 
 ConfigT = TypeVar("ConfigT", DraftConfig, TargetConfig)
 
@@ -22,6 +22,17 @@ def threads_per_engine() -> int:
     return max(1, len(os.sched_getaffinity(0)) // 2)
 
 
+def placed_server(server: ServerConfig, local_rank: int) -> ServerConfig:
+    """Give replicas that share a node neighbouring ports, which network policies can name.
+
+    Ports that the system chooses, and those not asked for, stay so.
+    """
+    ports = {"port": server.port, "metrics_port": server.metrics_port}
+    return server.model_copy(
+        update={name: port + local_rank if port else port for name, port in ports.items()}
+    )
+
+
 def placed(config: ConfigT, local_rank: int, num_cpus: float) -> ConfigT:
     """Fit a configuration that every replica was given to one of them.
 
@@ -30,10 +41,7 @@ def placed(config: ConfigT, local_rank: int, num_cpus: float) -> ConfigT:
         local_rank: number of this replica among those of its pool on the node, from 0.
         num_cpus: processors that were set aside for it; a fraction stands for a share of them all.
     """
-    server, engine = config.server, config.engine
-    if server.port:
-        # Replicas that share a node take neighbouring ports, which network policies can name.
-        server = server.model_copy(update={"port": server.port + local_rank})
+    server, engine = placed_server(config.server, local_rank), config.engine
     if engine.num_threads is None:
         # OMP_NUM_THREADS is set from num_cpus, too, and for a fraction to 1: say it ourselves.
         threads = int(num_cpus) if num_cpus >= 1 else threads_per_engine()

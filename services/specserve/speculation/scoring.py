@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from specserve.errors import InvalidProposal
 from specserve.speculation.draws import coupled_choices, inverse_cdf, residual
 from specserve.speculation.randomness import Purpose, uniform
+from specserve.speculation.row_edits import RowEdits, edit_row
 from specserve.speculation.transforms import Distribution, is_greedy, transform
 from specserve.speculation.types import AcceptanceRule, SamplingParams
 
@@ -31,6 +32,8 @@ class DraftRow:
     """Committed tokens at round start."""
     row: int
     """Which draft token of the round, 0..K-1."""
+    edits: RowEdits | None = None
+    """Penalties and bans after committed + draft[:row]; None edits nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,8 @@ class TargetRow:
     """[k] support of q; needed by the standard rule with a guess."""
     draft_support_weights: NDArray[np.float32] | None = None
     """[k] >= 0, padding 0; any id may appear in padding."""
+    edits: RowEdits | None = None
+    """Penalties and bans after committed + draft[:row]; None edits nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +89,14 @@ class TargetRowScore:
     target_prob: float
     """p of the draft token, 0.0 where there is none; 1.0 or 0.0 for greedy and coupled."""
     replacement_token_id: int
-    """What to commit if the round ends here; -1 when the row's logits were unusable."""
+    """What to commit if the round ends here; -1 when the row's logits were unusable, -2 when its
+    constraints allow no token."""
     logprobs: RowLogprobs | None = None
     """For rows whose params ask for it (num_logprobs >= 0)."""
 
     @property
     def is_usable(self) -> bool:
-        """False for NaN, +inf or nothing finite: answer NonFiniteLogits for this session only."""
+        """False where the round cannot end at this row; only its own session is concerned."""
         return self.replacement_token_id >= 0
 
 
@@ -119,6 +125,8 @@ def propose_row(
     Raises:
         UnusableLogits: NaN or +inf anywhere, or nothing finite.
     """
+    if row.edits is not None:
+        logits = edit_row(logits, row.edits, logit_token_ids)
     full = transform(logits, row.params, row.row)
     # Ranked by (logit descending, id ascending), on the wire too: columns ascend, sort is stable.
     columns = full.token_ids[(-logits[full.token_ids]).argsort(kind="stable")]
@@ -154,12 +162,14 @@ def score_row(logits: NDArray[np.floating], row: TargetRow) -> TargetRowScore:
     """Score one row of a verify block: p of the draft token and what replaces it.
 
     Args:
-        logits: [V] of the target, masks of committed + draft[:row] applied.
+        logits: [V] of the target.
 
     Raises:
         UnusableLogits: NaN or +inf anywhere, or nothing finite.
         InvalidProposal: the standard rule got a draft token without its q.
     """
+    if row.edits is not None:
+        logits = edit_row(logits, row.edits)
     return score_distribution(transform(logits, row.params, row.row), row)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specserve.errors import InvalidProposal
+from specserve.speculation.constraints import TokenConstraints
 
 GREEDY_TEMPERATURE = 1e-5
 """Temperatures below this are greedy: logits / T would overflow float32."""
@@ -44,6 +45,8 @@ class SamplingParams:
     """Ids that end decode-ahead on the target (EOS and the request's own); the cut is elsewhere."""
     num_logprobs: int = -1
     """Top log-probabilities wanted per emitted token; 0 means the chosen one only, -1 none."""
+    constraints: TokenConstraints | None = None
+    """Penalties, biases and bans; None edits no logit."""
 
 
 @dataclass(frozen=True, slots=True)

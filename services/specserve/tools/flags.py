@@ -21,6 +21,19 @@ from specserve.errors import ConfigurationError, quoted
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Adds a flag's default to its help, where the help does not tell it itself."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text = action.help or ""
+        default = action.default
+        # 0 is a default worth telling, so that False is told from it.
+        is_none = default is None or default is False or default in (argparse.SUPPRESS, [])
+        if is_none or "(default: " in text:
+            return text
+        return f"{text} {_default_text(default)}"
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser whose complaints are exceptions that name the nearest right flag."""
 
@@ -29,7 +42,7 @@ class Parser(argparse.ArgumentParser):
             prog=prog,
             description=description,
             allow_abbrev=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=_HelpFormatter,
         )
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
@@ -73,10 +86,9 @@ def add_model_flags(
             continue
         flag = _flag(prefix, name)
         default = field.default
-        text = docs.get(name, "")
+        text = docs.get(name, "").replace("%", "%%")
         if default is not None and default is not PydanticUndefined:
-            text = f"{text} (default: {default})"
-        text = text.replace("%", "%%")
+            text = f"{text} {_default_text(default)}"
         dest = _destination(prefix, name)
         if field.annotation is bool:
             group.add_argument(
@@ -121,6 +133,18 @@ def flags_given(namespace: argparse.Namespace, model: type[BaseModel]) -> tuple[
         else:
             words.append(f"{_flag('', name)}={value}")
     return tuple(words)
+
+
+def as_flag(name: str) -> str:
+    """Return the flag that sets a field or a namespace's value."""
+    return _flag("", name)
+
+
+def _default_text(default: object) -> str:
+    """Write a default as a user would give it, for argparse to format."""
+    words = default if isinstance(default, list | tuple) else [default]
+    text = " ".join(f"{word:g}" if isinstance(word, float) else str(word) for word in words)
+    return f"(default: {text})".replace("%", "%%")
 
 
 def _flag(prefix: str, name: str) -> str:

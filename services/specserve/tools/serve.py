@@ -20,7 +20,8 @@ from specserve.config import EngineConfig, ServerConfig
 from specserve.errors import ConfigurationError
 from specserve.gateway.config import GatewayConfig
 from specserve.serve_args import PoolOptions, ServeArgs
-from specserve.tools.flags import add_model_flags, config_from_flags
+from specserve.tools.config_file import load_serve_args
+from specserve.tools.flags import add_model_flags, as_flag, config_from_flags
 from specserve.tools.interrupts import Interrupts, stop_signals_interrupt
 from specserve.tools.local_process import free_port
 from specserve.tools.models import CACHE_HELP, ModelPair, require_fitting, resolve_pair
@@ -45,6 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "target",
         nargs="?",
         help="target model: directory, hub id or toy:...; without it the embedded pair is served",
+    )
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="YAML file with all settings (see docs/kubernetes.md), instead of target and flags",
     )
     parser.add_argument("--speculative-config", metavar="JSON", help=SPECULATIVE_HELP)
     add_model_flags(
@@ -80,6 +86,8 @@ def serve_args_from(args: argparse.Namespace) -> tuple[ServeArgs, ModelPair]:
         ConfigurationError: a flag is wrong, or the port is taken.
         VocabularyMismatch: draft and target differ; the first differing id is named.
     """
+    if args.config is not None:
+        return _serve_args_from_file(args)
     gateway = config_from_flags(args, GatewayConfig)
     config_from_flags(args, EngineConfig, model="")  # a wrong flag is told before models are pulled
     pools = {
@@ -104,6 +112,18 @@ def serve_args_from(args: argparse.Namespace) -> tuple[ServeArgs, ModelPair]:
         # What is wrong on the user's own machine stays wrong: say so at once.
         max_start_attempts=1,
     )
+    return serve_args, pair
+
+
+def _serve_args_from_file(args: argparse.Namespace) -> tuple[ServeArgs, ModelPair]:
+    given = [name for name, value in vars(args).items() if value is not None and name != "config"]
+    if given:
+        names = ", ".join(name if name == "target" else as_flag(name) for name in given)
+        raise ConfigurationError(f"--config: the file has all settings; leave out {names}")
+    serve_args = load_serve_args(args.config)
+    require_free_port(serve_args.gateway.host, serve_args.gateway.port)
+    pair = ModelPair(serve_args.target.model, serve_args.speculative, is_embedded=False)
+    require_fitting(pair, serve_args.target)
     return serve_args, pair
 
 

@@ -9,6 +9,8 @@ from specserve.config import EngineConfig, SpeculativeConfig
 from specserve.errors import ConfigurationError
 from specserve.tools.bench import command as bench
 from specserve.tools.bench.acceptance import read_method
+from specserve.tools.bench.auto import dynamic_and_fixed
+from specserve.tools.bench.deployment import Deployment
 from specserve.tools.bench.flag_values import bench_options
 from specserve.tools.bench.peer_spec import check_peer, peer_specs
 from specserve.tools.bench.sweep import changed
@@ -52,7 +54,11 @@ def run(capsys, *words):
             ["--suite", "acceptance", "--url", "http://x"],
             "--suite acceptance: it starts services of its own",
         ),
-        (["--suite", "auto", "--target", "toy:"], "--auto-config: missing"),
+        (
+            ["--suite", "auto", "--target", "toy:", "--auto-config", "{}"]
+            + ["--speculative-config", '{"model": "toy:noise=1"}'],
+            "--auto-config: it changes nothing",
+        ),
     ],
 )
 def test_bench_refuses_before_anything_starts(capsys, monkeypatch, tmp_path, words, message):
@@ -172,6 +178,33 @@ def test_keys_are_laid_over_a_configuration():
         changed(base, '{"num_tokens": 2}')
 
 
+def test_dynamic_k_is_compared_with_fixed_k_without_being_told_how():
+    """Whatever schedule was configured, one deployment has each."""
+    for schedule in ("auto", "constant"):
+        config = {"model": "toy:noise=1", "num_speculative_tokens_schedule": schedule}
+        options = bench_options(
+            parse("--target", "toy:", "--speculative-config", json.dumps(config)), "auto"
+        )
+
+        dynamic, fixed = dynamic_and_fixed(options)
+
+        assert dynamic.speculative.num_speculative_tokens_schedule == "auto"
+        assert fixed.speculative.num_speculative_tokens_schedule == "constant"
+
+
+def test_a_record_names_a_draft_and_not_where_it_lies(tmp_path):
+    """Two machines with one draft in different folders are alike."""
+    folder = tmp_path / "a-draft"
+    folder.mkdir()
+
+    records = [
+        json.loads(Deployment("d", "toy:", SpeculativeConfig(model=model)).speculative_json)
+        for model in (str(folder), "toy:noise=1", "org/a-draft")
+    ]
+
+    assert [each["model"] for each in records] == ["a-draft", "toy:noise=1", "org/a-draft"]
+
+
 def specs(names, **changes):
     values = {
         "vllm_python": None,
@@ -196,6 +229,29 @@ def test_every_peer_runs_with_and_without_the_draft():
     assert json.loads(found[3].options())["arguments"] == {"enforce_eager": True}
     assert json.loads(found[1].options())["arguments"] == {}
     assert "/models" not in found[3].speculative_json(), "a record names models, not folders"
+
+
+def test_vllm_is_held_to_as_many_threads_as_ours(tmp_path, monkeypatch):
+    """On its own it would take all cores but one; what the user has set stands."""
+    openmp = tmp_path / "lib" / "libiomp5.so"
+    openmp.parent.mkdir()
+    openmp.touch()
+    for name in ("OMP_NUM_THREADS", "LD_PRELOAD", "VLLM_CPU_OMP_THREADS_BIND"):
+        monkeypatch.delenv(name, raising=False)
+    python = str(tmp_path / "bin" / "python")
+
+    ours, _, plain, _ = (
+        spec.environment()
+        for spec in specs(["transformers", "vllm"], vllm_python=python, num_threads=1)
+    )
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    (told, *_) = (spec.environment() for spec in specs(["vllm"], vllm_python=python))
+
+    assert ours == {}
+    assert plain["OMP_NUM_THREADS"] == "1"
+    assert plain["VLLM_CPU_OMP_THREADS_BIND"].isdecimal()
+    assert plain["LD_PRELOAD"] == str(openmp)
+    assert "OMP_NUM_THREADS" not in told
 
 
 def test_a_peer_that_cannot_run_is_refused():

@@ -9,12 +9,13 @@ import pytest
 
 from specserve.errors import ConfigurationError
 from specserve.tools.bench.agreement import compare_records, read_record
+from specserve.tools.bench.axis import Axis
 from specserve.tools.bench.clients import RequestSettings
 from specserve.tools.bench.conditions import Conditions, DeploymentFacts, ModelFacts, prompt_facts
 from specserve.tools.bench.decision import SPECULATIVE, TARGET_ONLY, decide
 from specserve.tools.bench.host import ProcessorMeter, describe_hardware, describe_versions
 from specserve.tools.bench.level import LevelPlan, run_level
-from specserve.tools.bench.plots import Bar, Range, Whisker, bars, ranges, whiskers
+from specserve.tools.bench.plots import WIDTH, Bar, Range, Whisker, bars, ranges, whiskers
 from specserve.tools.bench.record import (
     AutoResult,
     MethodResult,
@@ -24,6 +25,7 @@ from specserve.tools.bench.record import (
     require_writable,
 )
 from specserve.tools.bench.report import text_of, write_html
+from specserve.tools.bench.report_plots import level_plots
 from specserve.tools.bench.sample import Wave
 from specserve.tools.bench.statistics import Interval
 from specserve.tools.bench.summary import summarise
@@ -223,8 +225,9 @@ def test_whiskers_keep_the_order_of_their_values():
         "Ratio", [Whisker("a", 1.2, 1.1, 1.3), Whisker("b", 0.9, None, None)], [(1, "x")]
     )
 
-    (ends,) = re.findall(r'class="s0" x1="([\d.]+)" x2="([\d.]+)"', svg)
-    low, high = map(float, ends)
+    line, *ends = re.findall(r'class="s0" x1="([\d.]+)" x2="([\d.]+)"', svg)
+    low, high = map(float, line)
+    assert ends == [(line[0], line[0]), (line[1], line[1])], "a cross line at either end"
     centres = numbers(svg, "cx")
     reference = float(re.findall(r'class="x" x1="([\d.]+)"', svg)[0])
     assert centres[1] < reference < low < centres[0] < high
@@ -252,3 +255,53 @@ def test_a_process_that_computes_is_seen():
     assert total > 0
     assert meter.own_processors() > 0.1
     assert 0.0 <= meter.others_share() <= 1.0
+
+
+def test_an_interval_past_the_edge_does_not_press_the_others_together():
+    """Two pairs give intervals of [0.1, 78]: estimates still lie apart, and the ends are told."""
+    svg = whiskers(
+        "Ratio", [Whisker("a", 0.9, 0.1, 78.0), Whisker("b", 4.0, 3.0, 5.0)], [(1, "one")]
+    )
+
+    wide, narrow = numbers(svg, "cx")
+    assert narrow - wide > 80
+    assert "0.900 [0.100, 78]" in svg
+    assert all(0 <= x <= WIDTH for name in ("x", "x1", "x2") for x in numbers(svg, name))
+
+
+def test_a_latency_is_drawn_in_the_unit_of_its_title():
+    """Ticks count milliseconds, as the numbers beside the marks do."""
+    svg = ranges("TTFT, ms", [Range("a", (20.0, 40.0), "20 / 40")])
+
+    ticks = [float(text) for text in re.findall(r'class="tick"[^>]*>([^<]+)<', svg)]
+    assert ticks == [0, 10, 20, 30, 40]
+
+
+async def test_every_plot_of_a_level_shows_milliseconds_as_milliseconds():
+    level = (await full_record()).sections[0].levels[0]
+
+    (ttft, _), *_ = level_plots(level)
+
+    found = level.arms[0].summary.ttft_s
+    assert f": {1e3 * found.p99:.4g}</title>" in ttft
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [
+        (0, 195, [0, 50, 100, 150]),
+        (0.444, 1.575, [0.5, 1.0, 1.5]),
+        (0.96, 0.99, None),
+        (3, 3, None),
+    ],
+)
+def test_ticks_are_round_and_few(low, high, ticks):
+    axis = Axis(low, high, 0, 100)
+
+    found = axis.ticks()
+
+    assert 1 <= len(found) <= 5
+    assert ticks is None or found == pytest.approx(ticks)
+    assert all(0 <= axis(tick) <= 100 for tick in found)
+    assert axis(low - 1) == 0
+    assert axis(axis.high + 1) == 100

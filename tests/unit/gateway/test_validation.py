@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 
 from specserve.config import SpeculativeMethod
+from specserve.gateway.requests import ChatRequest, CompletionRequest
 from specserve.rpc.codec import pack_method, unpack_ids, unpack_method
+from specserve.rpc.constraints_codec import unpack_constraints
+from specserve.speculation.constraints import TokenConstraints
 from unit.gateway.fakes import (
+    EOS,
     MAX_MODEL_LEN,
     MODEL,
     VOCAB_SIZE,
@@ -78,6 +82,50 @@ SHARED_WRONG: list[tuple[str, Any]] = [
     ("stop_token_ids", [10**12]),
     ("stop_token_ids", [1.5]),
     ("stop_token_ids", 5),
+    ("repetition_penalty", 0),
+    ("repetition_penalty", -1),
+    ("repetition_penalty", 2.01),
+    ("repetition_penalty", "1"),
+    ("repetition_penalty", True),
+    ("repetition_penalty", float("nan")),
+    ("repetition_penalty", 10**400),
+    ("presence_penalty", 2.1),
+    ("presence_penalty", -2.1),
+    ("presence_penalty", float("inf")),
+    ("frequency_penalty", 3),
+    ("frequency_penalty", "0"),
+    ("frequency_penalty", float("nan")),
+    ("logit_bias", {"5": 1e308}),
+    ("logit_bias", {"5": 101}),
+    ("logit_bias", {"5": 10**400}),
+    ("logit_bias", {"5": True}),
+    ("logit_bias", {"5": "1"}),
+    ("logit_bias", {"191222": -100}),
+    ("logit_bias", {str(VOCAB_SIZE): 1}),
+    ("logit_bias", {"-1": 1}),
+    ("logit_bias", {"AI": -100}),
+    ("logit_bias", {"": 1}),
+    ("logit_bias", {"1" * 5000: 1}),
+    ("logit_bias", {"5": 1, "05": 2}),
+    ("logit_bias", {"5": float("nan")}),
+    ("logit_bias", {str(i): 1 for i in range(301)}),
+    ("logit_bias", [1]),
+    ("logit_bias", 5),
+    ("bad_words", "x"),
+    ("bad_words", [""]),
+    ("bad_words", [5]),
+    ("bad_words", ["x" * 257]),
+    ("bad_words", ["x"] * 129),
+    ("allowed_token_ids", []),
+    ("allowed_token_ids", [-1]),
+    ("allowed_token_ids", [1, VOCAB_SIZE]),
+    ("allowed_token_ids", [10**1000]),
+    ("allowed_token_ids", ["1"]),
+    ("allowed_token_ids", 1),
+    ("min_tokens", -1),
+    ("min_tokens", 1.5),
+    ("min_tokens", True),
+    ("min_tokens", MAX_MODEL_LEN),
     ("ignore_eos", "no"),
     ("skip_special_tokens", 0),
     ("return_token_ids", 1),
@@ -96,16 +144,6 @@ SHARED_UNHONOURED: list[tuple[str, Any]] = [
     ("echo", True),
     ("best_of", 2),
     ("suffix", "end"),
-    ("frequency_penalty", 0.5),
-    ("presence_penalty", -2),
-    ("repetition_penalty", 1.1),
-    ("logit_bias", {"5": 1e308}),
-    ("logit_bias", {"191222": -100}),
-    ("logit_bias", {"AI": -100}),
-    ("logit_bias", {"5": float("nan")}),
-    ("min_tokens", 5),
-    ("bad_words", ["x"]),
-    ("allowed_token_ids", [1]),
     ("prompt_logprobs", 0),
     ("include_stop_str_in_output", True),
     ("add_generation_prompt", False),
@@ -267,6 +305,8 @@ async def test_inert_fields_and_values_that_change_nothing_are_taken(path: str) 
         "presence_penalty": 0,
         "repetition_penalty": 1.0,
         "logit_bias": {},
+        "bad_words": [],
+        "min_tokens": 0,
         "best_of": 1,
         "echo": False,
         "tools": [],
@@ -412,6 +452,30 @@ async def test_the_pair_s_own_rule_holds_where_the_request_names_none() -> None:
     assert rules == [2, 3]
 
 
+async def test_a_synthetic_deployment_follows_no_rule_that_a_request_names() -> None:
+    """It is no rule to ask for; where it is configured, no other is obeyed, and /ready says so."""
+    backend = FakeBackend()
+    async with make_client(backend) as client:
+        asked = await client.post(
+            COMPLETIONS, json={"prompt": "x", "rejection_sample_method": "synthetic"}
+        )
+        lossless = (await client.get("/ready")).json()["lossless"]
+        backend.pair = pair(
+            rejection_sample_method="synthetic", synthetic_acceptance_rates=[0.9, 0.8, 0.7, 0.6]
+        )
+        still = (await client.get("/ready")).json()["lossless"]
+    async with make_client(backend) as client:
+        named = await client.post(
+            COMPLETIONS, json={"prompt": "x", "rejection_sample_method": "standard"}
+        )
+        served = await client.post(COMPLETIONS, json={"prompt": "x"})
+
+    assert (asked.status_code, named.status_code, served.status_code) == (400, 400, 200)
+    assert "synthetic rates" in named.json()["error"]["message"]
+    assert (lossless, still) == (True, False)
+    assert [request.sampling.rule for request in backend.requests] == [2]
+
+
 @pytest.mark.parametrize(
     ("methods", "told"),
     [(("ngram", "suffix"), "ngram or suffix"), ((), "none, for speculation is off")],
@@ -476,6 +540,13 @@ async def test_every_field_reaches_the_request() -> None:
         "speculative_method": "suffix",
         "logprobs": 3,
         "speculation_metrics": "detailed",
+        "repetition_penalty": 1.5,
+        "presence_penalty": -0.25,
+        "frequency_penalty": 2,
+        "logit_bias": {"7": -100, "012": 2.5},
+        "bad_words": ["ab", " é"],
+        "allowed_token_ids": [0, 7, 9],
+        "min_tokens": 3,
     }
     async with make_client(backend, request_timeout_s=12) as client:
         await client.post(COMPLETIONS, json=body)
@@ -494,6 +565,17 @@ async def test_every_field_reaches_the_request() -> None:
     assert request.num_speculative_tokens_plus_one == 1
     assert unpack_method(request.speculative_method) == "suffix"
     assert request.timeout_s == 12
+    assert unpack_constraints(sampling.constraints) == TokenConstraints(
+        prompt_length=2,
+        repetition_penalty=1.5,
+        presence_penalty=-0.25,
+        frequency_penalty=2.0,
+        logit_bias=((7, -100.0), (12, 2.5)),
+        bad_words=(tuple(b"ab"), tuple(b" ab"), tuple(" é".encode())),
+        allowed_token_ids=(0, 7, 9),
+        min_tokens=3,
+        end_token_ids=(0, 5, EOS),
+    )
     assert request.committed_token_ids == b""
 
 
@@ -530,6 +612,94 @@ async def test_text_parts_are_joined_and_developers_are_the_system() -> None:
 
     prompt = bytes(unpack_ids(backend.requests[0].prompt_token_ids, ""))
     assert prompt == b"system:be|user:ab|"
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1])
+async def test_B106_echo_is_refused_by_name_with_and_without_tokens(max_tokens: int) -> None:
+    """echo, max_tokens 0 and logprobs 0: a 400 that names one of them, and nothing is decoded."""
+    backend = FakeBackend()
+    body = {"prompt": "Hello", "echo": True, "max_tokens": max_tokens, "logprobs": 0}
+    async with make_client(backend) as client:
+        answer = await client.post(COMPLETIONS, json=body)
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] in ("echo", "max_tokens")
+    assert backend.requests == []
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+async def test_options_that_ask_for_nothing_send_nothing(path: str) -> None:
+    """Defaults, and min_tokens 0, cost a request no constraints on the wire."""
+    backend = FakeBackend()
+    neutral = {"repetition_penalty": 1, "presence_penalty": 0, "logit_bias": {}, "min_tokens": 0}
+    async with make_client(backend) as client:
+        await client.post(path, json=body_for(path, neutral))
+
+    assert not backend.requests[0].sampling.HasField("constraints")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "told"),
+    [
+        ({"min_tokens": 17}, "min_tokens", "17, at most max_tokens was wanted, here 16"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens", "here 4"),
+        ({"allowed_token_ids": [EOS], "min_tokens": 1}, "allowed_token_ids", f"[{EOS}]"),
+        ({"allowed_token_ids": [120], "bad_words": ["x"]}, "allowed_token_ids", "bad_words"),
+        ({"presence_penalty": 2.5}, "presence_penalty", "2.5: Input should be less than or equal"),
+        ({"logit_bias": {"5": 101}}, "logit_bias", "101 for token 5; a number in [-100, 100]"),
+        ({"logit_bias": {"299": 1, "300": 1}}, "logit_bias", "300 is out of vocabulary; 0 to 299"),
+    ],
+)
+async def test_a_wrong_option_is_told_with_its_value_and_what_was_wanted(
+    fields: dict[str, Any], param: str, told: str
+) -> None:
+    """Field, value, range; also where the fault lies between two fields."""
+    backend = FakeBackend()
+    async with make_client(backend) as client:
+        answer = await client.post(COMPLETIONS, json={"prompt": "x", **fields})
+    error = answer.json()["error"]
+
+    assert answer.status_code == 400
+    assert error["param"] == param
+    assert told in error["message"]
+    assert backend.requests == []
+
+
+@pytest.mark.parametrize("name", ["CompletionRequest", "ChatRequest"])
+async def test_the_openapi_document_publishes_every_field_with_its_range(name: str) -> None:
+    """What a body may say is what the document says, with bounds and words for each option."""
+    async with make_client(FakeBackend()) as client:
+        document = (await client.get("/openapi.json")).json()
+    kind = CompletionRequest if name == "CompletionRequest" else ChatRequest
+    published = document["components"]["schemas"][name]["properties"]
+
+    assert published.keys() == kind.model_fields.keys()
+    assert all(published[field].get("description") for field in OPTIONS)
+    assert published["repetition_penalty"]["exclusiveMinimum"] == 0
+    assert published["repetition_penalty"]["maximum"] == 2
+    assert published["presence_penalty"]["minimum"] == -2
+    assert published["logit_bias"]["additionalProperties"] == {
+        "type": "number",
+        "minimum": -100,
+        "maximum": 100,
+    }
+    assert published["logit_bias"]["maxProperties"] == 300
+    assert published["bad_words"]["maxItems"] == 128
+    assert published["allowed_token_ids"]["minItems"] == 1
+    assert published["min_tokens"]["minimum"] == 0
+
+
+OPTIONS = (
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "bad_words",
+    "allowed_token_ids",
+    "min_tokens",
+    "stop_token_ids",
+    "ignore_eos",
+)
 
 
 async def test_top_k_minus_one_keeps_all() -> None:

@@ -14,11 +14,13 @@ def _block(*token_ids: int, text: bytes) -> generation_pb2.GenerateResponse:
     for token_id in token_ids:
         response.logprobs.add(logprob=-float(token_id))
         response.origins.append(generation_pb2.TOKEN_ORIGIN_PLAIN)
+    response.per_round_drafted.append(len(token_ids))
+    response.per_round_proposer.append(generation_pb2.SPECULATIVE_METHOD_NGRAM)
     return response
 
 
 async def test_blocks_that_wait_together_are_joined_in_order() -> None:
-    """Ids, text, log-probabilities, origins, the finish and the record all arrive, once."""
+    """Ids, text, log-probabilities, origins, rounds, the finish and the record arrive, once."""
     outbox = Outbox()
     outbox.put(_block(1, 2, text=b"ab"))
     last = _block(3, text=b"c")
@@ -35,6 +37,8 @@ async def test_blocks_that_wait_together_are_joined_in_order() -> None:
     assert joined.text == b"abc"
     assert [entry.logprob for entry in joined.logprobs] == [-1.0, -2.0, -3.0]
     assert len(joined.origins) == 3
+    assert list(joined.per_round_drafted) == [2, 1]
+    assert list(joined.per_round_proposer) == [generation_pb2.SPECULATIVE_METHOD_NGRAM] * 2
     assert joined.finish_reason == generation_pb2.FINISH_REASON_STOP
     assert joined.stop_index_plus_one == 2
     assert joined.record.num_spec_steps == 7

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specserve.orchestrator.decode import Committed
-from specserve.orchestrator.record import Record, origins_of
+from specserve.orchestrator.record import Record, TokenOrigin, origins_of
 from specserve.orchestrator.responses import block_response, record_message
 from specserve.orchestrator.trimming import Emission, FinishReason
 from specserve.rpc import codec
@@ -43,6 +43,8 @@ def committed(
         tuple(range(1, num_accepted + 1))[:count] + (9,) * (count > num_accepted),
         Emission(count, b"text", None, None),
         origins_of(K, verdict)[:count],
+        K,
+        "suffix",
         num_accepted,
         logprobs,
     )
@@ -94,6 +96,22 @@ def test_origins_are_named_one_by_one() -> None:
     ]
 
 
+def test_what_a_round_drafted_travels_with_its_tokens() -> None:
+    """The whole draft, though fewer tokens were accepted and emitted; nobody for a plain round."""
+    drafted = block_response(committed(2, 1), origins=True)
+    nothing = Committed(
+        (9,), Emission(1, b"x", None, None), (TokenOrigin.PLAIN,), 0, "suffix", 0, None
+    )
+    plain = block_response(nothing, origins=True)
+    silent = block_response(committed(2), origins=False)
+    assert list(drafted.per_round_drafted) == [K]
+    assert list(drafted.per_round_proposer) == [generation_pb2.SPECULATIVE_METHOD_SUFFIX]
+    assert list(plain.per_round_drafted) == [0]
+    assert list(plain.per_round_proposer) == [generation_pb2.SPECULATIVE_METHOD_UNSPECIFIED]
+    assert not silent.per_round_drafted
+    assert not silent.per_round_proposer
+
+
 @pytest.mark.parametrize(
     ("reason", "stop_index", "number", "plus_one"),
     [
@@ -108,7 +126,7 @@ def test_reason_and_stop_travel(
     reason: FinishReason | None, stop_index: int | None, number: int, plus_one: int
 ) -> None:
     """The first stop string is told from none."""
-    block = Committed((), Emission(0, b"", reason, stop_index), (), 0, None)
+    block = Committed((), Emission(0, b"", reason, stop_index), (), 0, None, 0, None)
     response = block_response(block, origins=True)
     assert (response.finish_reason, response.stop_index_plus_one) == (number, plus_one)
 

@@ -49,9 +49,10 @@ def make(
     ends: Sequence[int] = (EOS,),
     hidden: Sequence[int] = (EOS,),
     max_tokens: int = 10_000,
+    min_tokens: int = 0,
 ) -> Trimmer:
     """Make a trimmer over single bytes."""
-    return Trimmer(table, frozenset(hidden), frozenset(ends), stop, max_tokens)
+    return Trimmer(table, frozenset(hidden), frozenset(ends), stop, max_tokens, min_tokens)
 
 
 def split(tokens: Sequence[int], size: int, offset: int = 0) -> list[Sequence[int]]:
@@ -107,6 +108,25 @@ def test_stop_on_the_last_allowed_token_is_a_stop_B041() -> None:
     """A token is checked for stops before it is checked against limits."""
     assert run(make(ends=[99], max_tokens=3), [[10, 11, 99, 20]]).reason is STOP
     assert run(make([b"c"], max_tokens=3), [list(b"abcd")]).reason is STOP
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 9])
+def test_stop_strings_end_nothing_before_min_tokens_B050(size: int) -> None:
+    """What the first min_tokens tokens complete is text; the next that completes one ends it."""
+    tokens = list(b"a\nb\n\nc\n")
+    assert run(make([b"\n"], min_tokens=1), split(tokens, size)).text == b"a"
+    assert run(make([b"\n"], min_tokens=2), split(tokens, size)).text == b"a\nb"
+    assert run(make([b"\n"], min_tokens=5), split(tokens, size)).text == b"a\nb\n\nc"
+    assert run(make([b"\n"], min_tokens=7), split(tokens, size)).reason is None
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_stop_that_is_completed_after_min_tokens_may_have_begun_before_B050(size: int) -> None:
+    """min_tokens 3 within `ha ha`: the text ends before the stop's first byte all the same."""
+    output = run(make([b"ha ha", b"h"], min_tokens=3), split(list(b"ha ha"), size))
+    assert output == Output(tuple(b"ha h"), b"ha ", STOP, 1)
+    output = run(make([b"ha ha"], min_tokens=3), split(list(b"ha ha"), size))
+    assert output == Output(tuple(b"ha ha"), b"", STOP, 0)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
@@ -199,12 +219,20 @@ def _oracle(
     ends: frozenset[int],
     hidden: frozenset[int],
     max_tokens: int,
+    min_tokens: int,
 ) -> Output:
     """Decide by looking at the whole text after each token."""
+    before = 0
     for count in range(1, len(tokens) + 1):
         text = b"".join(table[t] for t in tokens[:count] if t not in hidden)
-        hits = [(text.find(stop), index) for index, stop in enumerate(stops) if stop in text]
-        if hits:
+        hits = [
+            (at, index)
+            for index, stop in enumerate(stops)
+            for at in range(len(text))
+            if text[at:].startswith(stop) and at + len(stop) > before
+        ]
+        before = len(text)
+        if hits and count > min_tokens:
             at, index = min(hits)
             return Output(tuple(tokens[:count]), text[:at], STOP, index)
         if tokens[count - 1] in ends:
@@ -228,9 +256,10 @@ def test_any_split_into_blocks_ends_at_the_same_place_B041_B044() -> None:
         ends = frozenset(chance.sample(range(8), chance.randrange(3)))
         hidden = frozenset(chance.sample(range(8), chance.randrange(3)))
         max_tokens = chance.randrange(1, 40)
+        min_tokens = chance.choice((0, 0, chance.randrange(30)))
         tokens = [chance.randrange(8) for _ in range(40)]
-        expected = _oracle(tokens, table, stops, ends, hidden, max_tokens)
+        expected = _oracle(tokens, table, stops, ends, hidden, max_tokens, min_tokens)
         for size in (1, 3, 40, chance.randrange(1, 12)):
-            trimmer = Trimmer(table, hidden, ends, stops, max_tokens)
+            trimmer = Trimmer(table, hidden, ends, stops, max_tokens, min_tokens)
             offset = chance.randrange(1, size + 1)
             assert run(trimmer, split(tokens, size, offset)) == expected

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from specserve.config import DraftConfig, EngineConfig, ServerConfig, TargetConfig
-from specserve.rpc.placement import placed, threads_per_engine
+from specserve.rpc.placement import placed, placed_server, threads_per_engine
 
 ENGINE = EngineConfig(model="toy:vocab_size=16")
 
@@ -40,3 +40,14 @@ def test_configured_threads_win():
     config = TargetConfig(engine=ENGINE.model_copy(update={"num_threads": 7}))
 
     assert placed(config, 0, 2.0).engine.num_threads == 7
+
+
+def test_ports_of_a_server_move_with_its_rank_and_only_those_that_were_chosen():
+    """Orchestrators share nodes, too; so do the /metrics of all of them."""
+    chosen = placed_server(ServerConfig(port=21300, metrics_port=9100), 2)
+    free = placed_server(ServerConfig(port=0, metrics_port=None), 2)
+    any_port = placed_server(ServerConfig(metrics_port=0), 2)
+
+    assert (chosen.port, chosen.metrics_port) == (21302, 9102)
+    assert (free.port, free.metrics_port) == (0, None)
+    assert any_port.metrics_port == 0

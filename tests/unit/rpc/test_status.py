@@ -23,7 +23,7 @@ SAMPLES: dict[type[errors.SpecServeError], errors.SpecServeError] = {
         errors.Draining("target-1"),
         errors.NonFiniteLogits("s", 2),
         errors.PeerUnavailable("target", "gone"),
-        errors.ModelMismatch("host:1", "weights a", "weights b"),
+        errors.ModelMismatch("target-1", "weights a", "weights b"),
         errors.VocabularyMismatch(3, "'a'", "'b'"),
         errors.ProtocolMismatch("peer", 9, 1),
         errors.ModelUnavailable("missing"),

@@ -21,28 +21,36 @@ MAX_ROWS = 6
 MAX_HEADS = 4
 """Query heads of one key head attended at once."""
 
-_DOT = "@llvm.x86.avx512bf16.dpbf16ps.512"
-_ROUND = "@llvm.x86.avx512bf16.cvtne2ps2bf16.512"
+INT8_ZERO = 64
+"""The byte that stands for weight 0: 1 ... 127 are -63 ... 63."""
 
+INT8_OFFSET = 128 + INT8_ZERO
+"""What the int8 loops add to every weight; the caller takes it out of the sums."""
+
+_DOT = "@llvm.x86.avx512bf16.dpbf16ps.512"
 _SUM = "@llvm.vector.reduce.fadd.v16f32"
 
 _DECLARATIONS = f"""
 declare <16 x float> {_DOT}(<16 x float>, <32 x bfloat>, <32 x bfloat>)
 declare float {_SUM}(float, <16 x float>)
-declare <32 x bfloat> {_ROUND}(<16 x float>, <16 x float>)
 declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
 declare <16 x float> @llvm.fma.v16f32(<16 x float>, <16 x float>, <16 x float>)
 """
 
 
 def module_text(head_dim: int) -> str:
-    """Return the whole module: `matmul_R`, `matmul8_R`, `score_G` and `mix_G` for all R and G.
+    """Return the module: `matmul_R`, `stream_R`, `matmul8_R`, `score_G` and `mix_G`, all R and G.
 
     Args:
         head_dim: elements of a key and of a value head, a multiple of 32.
     """
     parts = [_DECLARATIONS]
-    parts += [_matmul(rows, is_int8) for is_int8 in (False, True) for rows in _up_to(MAX_ROWS)]
+    for rows in _up_to(MAX_ROWS):
+        parts += [
+            _matmul(f"matmul_{rows}", rows),
+            _matmul(f"matmul8_{rows}", rows, is_int8=True),
+            _matmul(f"stream_{rows}", rows, is_read_once=True),
+        ]
     parts += [_score(heads, head_dim) for heads in _up_to(MAX_HEADS)]
     parts += [_mix(heads, head_dim) for heads in _up_to(MAX_HEADS)]
     return "\n".join(parts)
@@ -52,17 +60,24 @@ def _up_to(count: int) -> range:
     return range(1, count + 1)
 
 
-def _matmul(rows: int, is_int8: bool) -> str:
+def _matmul(name: str, rows: int, *, is_int8: bool = False, is_read_once: bool = False) -> str:
     """Multiply `rows` rows by `%panels` weight panels.
 
-    %weights: panels of [K / 2][4][16][2] bfloat16 or int8; %x: [rows, K] bfloat16, a pair read as
-    one i32; %y: [rows, %stride] float32; %pairs: K / 2; %ahead: bytes from a weight to the one
-    that is fetched into the cache with it; %scales: what an int8 output's sum is multiplied by,
-    one float32 an output.
+    %weights: panels of [K / 2][4][16][2] bfloat16, or bytes laid out by `kernels.PanelStore`;
+    %x: [rows, K] bfloat16, a pair read as one i32; %y: [rows, %stride] float32; %pairs: K / 2;
+    %ahead: bytes from a weight to the one that is fetched into the cache with it; %scales: what an
+    int8 output's sum is multiplied by, one float32 an output; with int8, %y holds what its sums
+    begin with.
+
+    Args:
+        is_read_once: the weights pass through the caches without staying there, so that what else
+            runs on the machine (a draft, the servers) finds its own things again.
     """
+    locality = 0 if is_read_once else 2
+    registers = [(r, v) for r in range(rows) for v in range(PANEL_REGISTERS)]
     element = 1 if is_int8 else 2
     out = [
-        f"define void @matmul{'8' * is_int8}_{rows}(ptr %weights, ptr %x, ptr %y, i64 %pairs,",
+        f"define void @{name}(ptr %weights, ptr %x, ptr %y, i64 %pairs,",
         " i64 %stride, i64 %panels, i64 %ahead, ptr %scales) {",
         "entry:\n br label %panel",
         "panel:\n %n = phi i64 [0, %entry], [%next_n, %store]",
@@ -70,21 +85,32 @@ def _matmul(rows: int, is_int8: bool) -> str:
         " %w = getelementptr i8, ptr %weights, i64 %w1",
         f" %y0 = mul i64 %n, {4 * PANEL}\n %out = getelementptr i8, ptr %y, i64 %y0",
         " %factors = getelementptr i8, ptr %scales, i64 %y0",
+        *(f" %s{r} = mul i64 %stride, {r}" for r in range(rows)),
+        *(
+            f" %s{r}.{v} = add i64 %s{r}, {LANES * v}\n"
+            f" %q{r}.{v} = getelementptr float, ptr %out, i64 %s{r}.{v}"
+            for r, v in registers
+        ),
+        *(
+            f" %o{r}.{v} = load <16 x float>, ptr %q{r}.{v}, align 4"
+            for r, v in registers
+            if is_int8
+        ),
         " br label %loop",
         "loop:\n %i = phi i64 [0, %panel], [%next_i, %loop]",
     ]
-    registers = [(r, v) for r in range(rows) for v in range(PANEL_REGISTERS)]
     out += [
-        f" %a{r}.{v} = phi <16 x float> [zeroinitializer, %panel], [%b{r}.{v}, %loop]"
+        f" %a{r}.{v} = phi <16 x float> [{first}, %panel], [%b{r}.{v}, %loop]"
         for r, v in registers
+        for first in (f"%o{r}.{v}" if is_int8 else "zeroinitializer",)
     ]
     out.append(f" %i0 = mul i64 %i, {PANEL_REGISTERS}")
-    for v in range(PANEL_REGISTERS):
+    for v in range(0, PANEL_REGISTERS, 2 if is_int8 else 1):
         out += [
             f" %i{v}.w = add i64 %i0, {v}",
             f" %p{v} = getelementptr <32 x i{8 * element}>, ptr %w, i64 %i{v}.w",
             f" %p{v}.n = getelementptr i8, ptr %p{v}, i64 %ahead",
-            f" call void @llvm.prefetch.p0(ptr %p{v}.n, i32 0, i32 2, i32 1)",
+            f" call void @llvm.prefetch.p0(ptr %p{v}.n, i32 0, i32 {locality}, i32 1)",
             *(_widen(v) if is_int8 else [f" %w{v}.v = load <32 x bfloat>, ptr %p{v}, align 64"]),
         ]
     for r in range(rows):
@@ -105,7 +131,6 @@ def _matmul(rows: int, is_int8: bool) -> str:
         " br i1 %more, label %loop, label %store",
         "store:",
     ]
-    out += [f" %s{r} = mul i64 %stride, {r}" for r in range(rows)]
     if is_int8:
         for v in range(PANEL_REGISTERS):
             out += [
@@ -114,11 +139,8 @@ def _matmul(rows: int, is_int8: bool) -> str:
             ]
             out += [f" %c{r}.{v} = fmul <16 x float> %b{r}.{v}, %f{v}" for r in range(rows)]
     for r, v in registers:
-        out += [
-            f" %s{r}.{v} = add i64 %s{r}, {LANES * v}",
-            f" %q{r}.{v} = getelementptr float, ptr %out, i64 %s{r}.{v}",
-            f" store <16 x float> %{'c' if is_int8 else 'b'}{r}.{v}, ptr %q{r}.{v}, align 4",
-        ]
+        total = f"%{'c' if is_int8 else 'b'}{r}.{v}"
+        out.append(f" store <16 x float> {total}, ptr %q{r}.{v}, align 4")
     out += [
         " %next_n = add i64 %n, 1\n %another = icmp slt i64 %next_n, %panels",
         " br i1 %another, label %panel, label %done",
@@ -128,19 +150,21 @@ def _matmul(rows: int, is_int8: bool) -> str:
 
 
 def _widen(v: int) -> list[str]:
-    """Load 32 int8 weights as bfloat16: all of -127 ... 127 are exact."""
-    out = [f" %w{v}.b = load <32 x i8>, ptr %p{v}, align 32"]
-    for half, first in (("l", 0), ("h", LANES)):
-        lanes = ", ".join(f"i32 {first + lane}" for lane in range(LANES))
+    """Load 64 bytes as two registers of bfloat16.
+
+    A byte b below 128 under the byte 0x43 is the bfloat16 128 + b, exactly: one instruction that
+    interleaves bytes makes 32 weights, where converting integers takes seven.
+    """
+    out = [f" %w{v}.b = load <64 x i8>, ptr %p{v}, align 64"]
+    for register, first in ((v, 0), (v + 1, 8)):
+        # Within each 16 bytes the first eight are one register's, the others the next one's.
+        places = [16 * lane + first + byte for lane in range(4) for byte in range(8)]
+        mask = ", ".join(f"i32 {place}, i32 {64 + place}" for place in places)
         out += [
-            f" %w{v}.{half}b = shufflevector <32 x i8> %w{v}.b, <32 x i8> poison,",
-            f" <16 x i32> <{lanes}>",
-            f" %w{v}.{half}i = sext <16 x i8> %w{v}.{half}b to <16 x i32>",
-            f" %w{v}.{half}f = sitofp <16 x i32> %w{v}.{half}i to <16 x float>",
+            f" %w{register}.u = shufflevector <64 x i8> %w{v}.b, <64 x i8> splat (i8 67),",
+            f" <64 x i32> <{mask}>",
+            f" %w{register}.v = bitcast <64 x i8> %w{register}.u to <32 x bfloat>",
         ]
-    out.append(
-        f" %w{v}.v = call <32 x bfloat> {_ROUND}(<16 x float> %w{v}.hf, <16 x float> %w{v}.lf)"
-    )
     return out
 
 

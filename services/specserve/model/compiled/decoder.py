@@ -18,7 +18,7 @@ from numba import njit
 from torch import nn
 from transformers import PreTrainedModel
 
-from specserve.model.compiled.assembly import MAX_HEADS
+from specserve.model.compiled.assembly import MAX_HEADS, MAX_ROWS
 from specserve.model.compiled.kernels import (
     PanelStore,
     compile_kernels,
@@ -40,6 +40,9 @@ from specserve.model.runner import SequenceSlice
 FloatArray = npt.NDArray[np.float32]
 
 _NO_WINDOW = 1 << 40
+
+_STREAM_FROM_BYTES = 64 << 20
+"""Smaller weights may stay in the processor's caches from one step to the next."""
 
 
 @njit(**OPTIONS)  # type: ignore[untyped-decorator]
@@ -125,7 +128,6 @@ class CompiledDecoder:
         self._embedding: torch.Tensor = decoder.embed_tokens.weight.detach()  # [V, H]
         head: Any = model.get_output_embeddings()
         self._num_columns: int = head.weight.shape[0]
-        self._matmul = self._kernels.matmul8 if is_int8 else self._kernels.matmul
         self._store = PanelStore(self._num_elements(len(layers)), is_int8=is_int8)
         self._weights = np.zeros((len(layers), 4, 2), np.int64)
         self._norms = np.zeros((len(layers), 2, self._hidden_size), np.float32)
@@ -186,7 +188,7 @@ class CompiledDecoder:
         hidden = nn.functional.embedding(token_ids, self._embedding).float().numpy()  # [T, H]
         keys, values = pool.stacked()
         _run_layers(
-            (self._matmul, self._kernels.score, self._kernels.mix),
+            (self._matmul(total), self._kernels.score, self._kernels.mix),
             self._weights,
             self._store.element_bytes,
             self._norms,
@@ -210,13 +212,20 @@ class CompiledDecoder:
         rows = within >= np.repeat(counts - wanted, counts)
         return self._logits(hidden[rows])
 
+    def _matmul(self, rows: int) -> npt.NDArray[np.int64]:
+        """Choose the loops for so many rows: larger weights than the caches do not pass twice."""
+        if self._store.element_bytes == 1:
+            return self._kernels.matmul8
+        is_read_once = rows <= MAX_ROWS and self._store.num_bytes >= _STREAM_FROM_BYTES
+        return self._kernels.stream if is_read_once else self._kernels.matmul
+
     def _logits(self, hidden: FloatArray) -> torch.Tensor:
         """Norm and head of the rows wanted."""
         normed = np.empty(hidden.shape, np.uint16)
         logits = np.empty((len(hidden), padded_outputs(self._num_columns)), np.float32)
         if len(hidden):
             normalise(hidden, self._final_norm, self._eps, normed)
-            matmul(self._matmul, self._head, self._store.element_bytes, normed, logits)
+            matmul(self._matmul(len(hidden)), self._head, self._store.element_bytes, normed, logits)
         return torch.from_numpy(logits[:, : self._num_columns])
 
     def _scratch(self, rows: int, longest: int) -> tuple[npt.NDArray[Any], ...]:

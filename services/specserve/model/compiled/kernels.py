@@ -15,12 +15,15 @@ import numpy.typing as npt
 import torch
 from llvmlite import binding as llvm
 
-from specserve.model.compiled.assembly import MAX_HEADS, MAX_ROWS, PANEL, module_text
+from specserve.model.compiled.assembly import INT8_ZERO, MAX_HEADS, MAX_ROWS, PANEL, module_text
 from specserve.model.huge_pages import prefer_huge_pages
 
 logger = logging.getLogger(__name__)
 
 _FEATURES = ("avx512f", "avx512bw", "avx512vl", "avx512bf16")
+
+INT8_STEPS = 63
+"""Largest int8 weight, in steps of its output."""
 
 _ALIGNMENT = 64
 """Bytes; a register is loaded whole."""
@@ -41,6 +44,8 @@ class Kernels:
 
     matmul: npt.NDArray[np.int64]
     """[MAX_ROWS + 1]"""
+    stream: npt.NDArray[np.int64]
+    """The same for weights that are read once a forward."""
     matmul8: npt.NDArray[np.int64]
     """The same for int8 weights."""
     score: npt.NDArray[np.int64]
@@ -70,6 +75,7 @@ def compile_kernels(head_dim: int) -> Kernels:
 
     return Kernels(
         matmul=addresses("matmul", MAX_ROWS),
+        stream=addresses("stream", MAX_ROWS),
         matmul8=addresses("matmul8", MAX_ROWS),
         score=addresses("score", MAX_HEADS),
         mix=addresses("mix", MAX_HEADS),
@@ -89,9 +95,9 @@ class PanelStore:
         """Reserve room for so many elements, panels counted whole.
 
         Args:
-            is_int8: round weights to 127 steps each way, one scale an output; else bfloat16.
+            is_int8: round weights to 63 steps each way, one scale an output; else bfloat16.
         """
-        self._type = torch.int8 if is_int8 else torch.bfloat16
+        self._type = torch.uint8 if is_int8 else torch.bfloat16
         self._memory = torch.empty(num_elements + _ALIGNMENT, dtype=self._type)
         prefer_huge_pages(self._memory.data_ptr(), self._memory.nbytes)
         self._used = -self._memory.data_ptr() % _ALIGNMENT // self._type.itemsize
@@ -101,6 +107,11 @@ class PanelStore:
     def element_bytes(self) -> int:
         """Bytes of a weight."""
         return self._type.itemsize
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all packed weights."""
+        return self._memory.nbytes
 
     def add(self, weight: torch.Tensor) -> tuple[int, int]:
         """Pack an [out, in] bfloat16 weight, missing outputs zero.
@@ -114,14 +125,20 @@ class PanelStore:
         missing = padded_outputs(outputs) - outputs
         whole = torch.nn.functional.pad(weight.detach(), (0, 0, 0, missing))
         scales_address = 0
-        if self._type == torch.int8:
-            scales = (whole.abs().amax(1).float() / 127).clamp_min(1e-30)  # [out]
-            whole = (whole.float() / scales[:, None]).round().to(torch.int8)
+        is_int8 = self._type == torch.uint8
+        if is_int8:
+            scales = whole.abs().amax(1).float() / INT8_STEPS  # [out]; 0 keeps an output 0
+            steps = whole.float() / scales.clamp_min(1e-30)[:, None]
+            whole = (steps.round() + INT8_ZERO).to(torch.uint8)
             self._scales.append(scales)
             scales_address = scales.data_ptr()
         panels = whole.reshape(-1, PANEL // 16, 16, inputs // 2, 2)
         size = whole.numel()
         begin, self._used = self._used, self._used + size
         place = self._memory[begin : self._used]
-        place.view(-1, inputs // 2, PANEL // 16, 16, 2).copy_(panels.permute(0, 3, 1, 2, 4))
+        panels = panels.permute(0, 3, 1, 2, 4)  # [panels, in / 2, 4, 16, 2]
+        if is_int8:
+            # Eight bytes of one register, then eight of the next, as the loops take them apart.
+            panels = panels.reshape(-1, inputs // 2, PANEL // 32, 2, 4, 8).transpose(-3, -2)
+        place.view(panels.shape).copy_(panels)
         return self._memory.data_ptr() + begin * self.element_bytes, scales_address

@@ -8,8 +8,6 @@ arrays; knows no model and no session.
 from __future__ import annotations
 
 import math
-import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,23 +15,20 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from specserve.model.compiled.assembly import MAX_HEADS, MAX_ROWS, PANEL
+from specserve.model.compiled.assembly import INT8_OFFSET, MAX_HEADS, MAX_ROWS, PANEL
+from specserve.model.compiled.code_cache import can_keep_code, stamp_whole_folder
 
 f32, i32, u16, u32, i64 = np.float32, np.int32, np.uint16, np.uint32, np.int64
 
 
-def _can_keep_code() -> bool:
-    """Whether compiled code can be kept for the next start; numba refuses to load where not."""
-    places = [Path(__file__).parent, Path(os.environ.get("NUMBA_CACHE_DIR") or Path.home())]
-    return any(os.access(place, os.W_OK) for place in places)
-
+stamp_whole_folder()
 
 # No "nnan" or "ninf": a row that went bad has to be seen.
 OPTIONS: dict[str, Any] = {
     "fastmath": {"reassoc", "contract", "nsz", "arcp", "afn"},
     "nogil": True,
     "error_model": "numpy",
-    "cache": _can_keep_code(),
+    "cache": can_keep_code(),
 }
 """How every function here is compiled."""
 
@@ -98,6 +93,16 @@ def _exp(x: Any) -> Any:
 
 
 @njit(**OPTIONS)  # type: ignore[untyped-decorator]
+def _begin_int8(rows: Any, out: Any) -> None:
+    """Begin [T, whole panels] sums with what takes the int8 loops' offset out of them."""
+    for t in range(rows.shape[0]):
+        total = f32(0)
+        for i in range(rows.shape[1]):
+            total += u32(u32(rows[t, i]) << u32(16)).view(f32)
+        out[t, :] = -f32(INT8_OFFSET) * total
+
+
+@njit(**OPTIONS)  # type: ignore[untyped-decorator]
 def matmul(kernels: Any, weights: Any, element_bytes: Any, rows: Any, out: Any) -> None:
     """Multiply [T, K] bfloat16 rows by packed panels into [T, whole panels] float32.
 
@@ -108,6 +113,8 @@ def matmul(kernels: Any, weights: Any, element_bytes: Any, rows: Any, out: Any) 
     """
     count, inputs = rows.shape
     stride = out.shape[1]
+    if element_bytes == 1:
+        _begin_int8(rows, out)
     panels = stride // PANEL
     x, y = rows.ctypes.data, out.ctypes.data
     panel_bytes = PANEL * inputs * element_bytes

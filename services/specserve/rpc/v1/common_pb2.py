@@ -24,37 +24,39 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dspecserve/rpc/v1/common.proto\x12\x10specserve.rpc.v1\"\xd7\x01\n\x0eSamplingParams\x12.\n\x04rule\x18\x01 \x01(\x0e\x32 .specserve.rpc.v1.AcceptanceRule\x12\x0c\n\x04seed\x18\x02 \x01(\x06\x12\x0e\n\x06\x63hoice\x18\x03 \x01(\r\x12\x13\n\x0btemperature\x18\x04 \x01(\x01\x12\r\n\x05top_k\x18\x05 \x01(\r\x12\r\n\x05top_p\x18\x06 \x01(\x01\x12\r\n\x05min_p\x18\x07 \x01(\x01\x12\x16\n\x0estop_token_ids\x18\x08 \x01(\x0c\x12\x1d\n\x15num_logprobs_plus_one\x18\t \x01(\r\"k\n\x0eSessionOpening\x12\x32\n\x08sampling\x18\x01 \x01(\x0b\x32 .specserve.rpc.v1.SamplingParams\x12\x13\n\x0btenant_salt\x18\x02 \x01(\x0c\x12\x10\n\x08priority\x18\x03 \x01(\x11\"\xee\x01\n\x0bSessionCall\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\x13\n\x0bkeep_length\x18\x05 \x01(\r\x12\x13\n\x0bkeep_digest\x18\x06 \x01(\x06\x12\x18\n\x10\x61ppend_token_ids\x18\x07 \x01(\x0c\x12\x31\n\x07opening\x18\x08 \x01(\x0b\x32 .specserve.rpc.v1.SessionOpening\x12\x11\n\ttimeout_s\x18\t \x01(\x01\x12\x13\n\x0btraceparent\x18\n \x01(\t\"\x19\n\x06\x43\x61ncel\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\"\x1d\n\x07Release\x12\x12\n\nsession_id\x18\x01 \x01(\t\" \n\tHeartbeat\x12\x13\n\x0bsession_ids\x18\x01 \x03(\t\"v\n\x04Load\x12\x17\n\x0fnum_free_blocks\x18\x01 \x01(\r\x12\x12\n\nnum_blocks\x18\x02 \x01(\r\x12\x14\n\x0cnum_sessions\x18\x03 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x04 \x01(\r\x12\x16\n\x0enum_iterations\x18\x05 \x01(\x04\"!\n\x0b\x44rainNotice\x12\x12\n\ndeadline_s\x18\x01 \x01(\x01\"\x92\x01\n\nCallTiming\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x11\n\tforward_s\x18\x02 \x01(\x01\x12\x12\n\nbatch_size\x18\x03 \x01(\r\x12\x0c\n\x04rows\x18\x04 \x01(\r\x12\x15\n\rcached_tokens\x18\x05 \x01(\r\x12\x15\n\rhidden_tokens\x18\x06 \x01(\r\x12\x10\n\x08hidden_s\x18\x07 \x01(\x01\"R\n\tCallError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x17\n\x0fmatching_length\x18\x04 \x01(\r\".\n\x0fGetModelRequest\x12\x1b\n\x13include_token_table\x18\x01 \x01(\x08\"\xd2\x03\n\x10GetModelResponse\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x10\n\x08model_id\x18\x02 \x01(\t\x12\x10\n\x08revision\x18\x03 \x01(\t\x12\x1b\n\x13weights_fingerprint\x18\x04 \x01(\t\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x19\n\x11vocab_fingerprint\x18\x06 \x01(\t\x12\x15\n\rmax_model_len\x18\x07 \x01(\r\x12\x15\n\reos_token_ids\x18\x08 \x01(\x0c\x12\r\n\x05\x64type\x18\t \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\n \x01(\t\x12\x12\n\nreplica_id\x18\x0b \x01(\t\x12\x12\n\nnum_blocks\x18\x0c \x01(\r\x12\x12\n\nblock_size\x18\r \x01(\r\x12\x15\n\rweights_bytes\x18\x0e \x01(\x04\x12\x16\n\x0ekv_cache_bytes\x18\x0f \x01(\x04\x12\"\n\x1amax_num_speculative_tokens\x18\x10 \x01(\r\x12\x13\n\x0btoken_table\x18\x11 \x01(\x0c\x12\x10\n\x08\x64raining\x18\x12 \x01(\x08\x12\x0b\n\x03pid\x18\x13 \x01(\r\x12$\n\x04load\x18\x14 \x01(\x0b\x32\x16.specserve.rpc.v1.Load*\x88\x01\n\x0e\x41\x63\x63\x65ptanceRule\x12\x1f\n\x1b\x41\x43\x43\x45PTANCE_RULE_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x41\x43\x43\x45PTANCE_RULE_GREEDY\x10\x01\x12\x1c\n\x18\x41\x43\x43\x45PTANCE_RULE_STANDARD\x10\x02\x12\x1b\n\x17\x41\x43\x43\x45PTANCE_RULE_COUPLED\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dspecserve/rpc/v1/common.proto\x12\x10specserve.rpc.v1\"\x90\x02\n\x0eSamplingParams\x12.\n\x04rule\x18\x01 \x01(\x0e\x32 .specserve.rpc.v1.AcceptanceRule\x12\x0c\n\x04seed\x18\x02 \x01(\x06\x12\x0e\n\x06\x63hoice\x18\x03 \x01(\r\x12\x13\n\x0btemperature\x18\x04 \x01(\x01\x12\r\n\x05top_k\x18\x05 \x01(\r\x12\r\n\x05top_p\x18\x06 \x01(\x01\x12\r\n\x05min_p\x18\x07 \x01(\x01\x12\x16\n\x0estop_token_ids\x18\x08 \x01(\x0c\x12\x1d\n\x15num_logprobs_plus_one\x18\t \x01(\r\x12\x37\n\x0b\x63onstraints\x18\n \x01(\x0b\x32\".specserve.rpc.v1.TokenConstraints\"\x9e\x02\n\x10TokenConstraints\x12\x15\n\rprompt_length\x18\x01 \x01(\r\x12\x1a\n\x12repetition_penalty\x18\x02 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x03 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x04 \x01(\x01\x12\x16\n\x0e\x62ias_token_ids\x18\x05 \x01(\x0c\x12\x0e\n\x06\x62iases\x18\x06 \x01(\x0c\x12\x1a\n\x12\x62\x61\x64_word_token_ids\x18\x07 \x01(\x0c\x12\x18\n\x10\x62\x61\x64_word_lengths\x18\x08 \x03(\r\x12\x19\n\x11\x61llowed_token_ids\x18\t \x01(\x0c\x12\x12\n\nmin_tokens\x18\n \x01(\r\x12\x15\n\rend_token_ids\x18\x0b \x01(\x0c\"k\n\x0eSessionOpening\x12\x32\n\x08sampling\x18\x01 \x01(\x0b\x32 .specserve.rpc.v1.SamplingParams\x12\x13\n\x0btenant_salt\x18\x02 \x01(\x0c\x12\x10\n\x08priority\x18\x03 \x01(\x11\"\xee\x01\n\x0bSessionCall\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\x13\n\x0bkeep_length\x18\x05 \x01(\r\x12\x13\n\x0bkeep_digest\x18\x06 \x01(\x06\x12\x18\n\x10\x61ppend_token_ids\x18\x07 \x01(\x0c\x12\x31\n\x07opening\x18\x08 \x01(\x0b\x32 .specserve.rpc.v1.SessionOpening\x12\x11\n\ttimeout_s\x18\t \x01(\x01\x12\x13\n\x0btraceparent\x18\n \x01(\t\"\x19\n\x06\x43\x61ncel\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\"\x1d\n\x07Release\x12\x12\n\nsession_id\x18\x01 \x01(\t\" \n\tHeartbeat\x12\x13\n\x0bsession_ids\x18\x01 \x03(\t\"v\n\x04Load\x12\x17\n\x0fnum_free_blocks\x18\x01 \x01(\r\x12\x12\n\nnum_blocks\x18\x02 \x01(\r\x12\x14\n\x0cnum_sessions\x18\x03 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x04 \x01(\r\x12\x16\n\x0enum_iterations\x18\x05 \x01(\x04\"!\n\x0b\x44rainNotice\x12\x12\n\ndeadline_s\x18\x01 \x01(\x01\"\x92\x01\n\nCallTiming\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x11\n\tforward_s\x18\x02 \x01(\x01\x12\x12\n\nbatch_size\x18\x03 \x01(\r\x12\x0c\n\x04rows\x18\x04 \x01(\r\x12\x15\n\rcached_tokens\x18\x05 \x01(\r\x12\x15\n\rhidden_tokens\x18\x06 \x01(\r\x12\x10\n\x08hidden_s\x18\x07 \x01(\x01\"R\n\tCallError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x17\n\x0fmatching_length\x18\x04 \x01(\r\".\n\x0fGetModelRequest\x12\x1b\n\x13include_token_table\x18\x01 \x01(\x08\"\xd2\x03\n\x10GetModelResponse\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x10\n\x08model_id\x18\x02 \x01(\t\x12\x10\n\x08revision\x18\x03 \x01(\t\x12\x1b\n\x13weights_fingerprint\x18\x04 \x01(\t\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x19\n\x11vocab_fingerprint\x18\x06 \x01(\t\x12\x15\n\rmax_model_len\x18\x07 \x01(\r\x12\x15\n\reos_token_ids\x18\x08 \x01(\x0c\x12\r\n\x05\x64type\x18\t \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\n \x01(\t\x12\x12\n\nreplica_id\x18\x0b \x01(\t\x12\x12\n\nnum_blocks\x18\x0c \x01(\r\x12\x12\n\nblock_size\x18\r \x01(\r\x12\x15\n\rweights_bytes\x18\x0e \x01(\x04\x12\x16\n\x0ekv_cache_bytes\x18\x0f \x01(\x04\x12\"\n\x1amax_num_speculative_tokens\x18\x10 \x01(\r\x12\x13\n\x0btoken_table\x18\x11 \x01(\x0c\x12\x10\n\x08\x64raining\x18\x12 \x01(\x08\x12\x0b\n\x03pid\x18\x13 \x01(\r\x12$\n\x04load\x18\x14 \x01(\x0b\x32\x16.specserve.rpc.v1.Load*\x88\x01\n\x0e\x41\x63\x63\x65ptanceRule\x12\x1f\n\x1b\x41\x43\x43\x45PTANCE_RULE_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x41\x43\x43\x45PTANCE_RULE_GREEDY\x10\x01\x12\x1c\n\x18\x41\x43\x43\x45PTANCE_RULE_STANDARD\x10\x02\x12\x1b\n\x17\x41\x43\x43\x45PTANCE_RULE_COUPLED\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'specserve.rpc.v1.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ACCEPTANCERULE']._serialized_start=1617
-  _globals['_ACCEPTANCERULE']._serialized_end=1753
+  _globals['_ACCEPTANCERULE']._serialized_start=1963
+  _globals['_ACCEPTANCERULE']._serialized_end=2099
   _globals['_SAMPLINGPARAMS']._serialized_start=52
-  _globals['_SAMPLINGPARAMS']._serialized_end=267
-  _globals['_SESSIONOPENING']._serialized_start=269
-  _globals['_SESSIONOPENING']._serialized_end=376
-  _globals['_SESSIONCALL']._serialized_start=379
-  _globals['_SESSIONCALL']._serialized_end=617
-  _globals['_CANCEL']._serialized_start=619
-  _globals['_CANCEL']._serialized_end=644
-  _globals['_RELEASE']._serialized_start=646
-  _globals['_RELEASE']._serialized_end=675
-  _globals['_HEARTBEAT']._serialized_start=677
-  _globals['_HEARTBEAT']._serialized_end=709
-  _globals['_LOAD']._serialized_start=711
-  _globals['_LOAD']._serialized_end=829
-  _globals['_DRAINNOTICE']._serialized_start=831
-  _globals['_DRAINNOTICE']._serialized_end=864
-  _globals['_CALLTIMING']._serialized_start=867
-  _globals['_CALLTIMING']._serialized_end=1013
-  _globals['_CALLERROR']._serialized_start=1015
-  _globals['_CALLERROR']._serialized_end=1097
-  _globals['_GETMODELREQUEST']._serialized_start=1099
-  _globals['_GETMODELREQUEST']._serialized_end=1145
-  _globals['_GETMODELRESPONSE']._serialized_start=1148
-  _globals['_GETMODELRESPONSE']._serialized_end=1614
+  _globals['_SAMPLINGPARAMS']._serialized_end=324
+  _globals['_TOKENCONSTRAINTS']._serialized_start=327
+  _globals['_TOKENCONSTRAINTS']._serialized_end=613
+  _globals['_SESSIONOPENING']._serialized_start=615
+  _globals['_SESSIONOPENING']._serialized_end=722
+  _globals['_SESSIONCALL']._serialized_start=725
+  _globals['_SESSIONCALL']._serialized_end=963
+  _globals['_CANCEL']._serialized_start=965
+  _globals['_CANCEL']._serialized_end=990
+  _globals['_RELEASE']._serialized_start=992
+  _globals['_RELEASE']._serialized_end=1021
+  _globals['_HEARTBEAT']._serialized_start=1023
+  _globals['_HEARTBEAT']._serialized_end=1055
+  _globals['_LOAD']._serialized_start=1057
+  _globals['_LOAD']._serialized_end=1175
+  _globals['_DRAINNOTICE']._serialized_start=1177
+  _globals['_DRAINNOTICE']._serialized_end=1210
+  _globals['_CALLTIMING']._serialized_start=1213
+  _globals['_CALLTIMING']._serialized_end=1359
+  _globals['_CALLERROR']._serialized_start=1361
+  _globals['_CALLERROR']._serialized_end=1443
+  _globals['_GETMODELREQUEST']._serialized_start=1445
+  _globals['_GETMODELREQUEST']._serialized_end=1491
+  _globals['_GETMODELRESPONSE']._serialized_start=1494
+  _globals['_GETMODELRESPONSE']._serialized_end=1960
 # @@protoc_insertion_point(module_scope)

@@ -19,7 +19,7 @@ ACCEPTANCE_RULE_STANDARD: AcceptanceRule
 ACCEPTANCE_RULE_COUPLED: AcceptanceRule
 
 class SamplingParams(_message.Message):
-    __slots__ = ("rule", "seed", "choice", "temperature", "top_k", "top_p", "min_p", "stop_token_ids", "num_logprobs_plus_one")
+    __slots__ = ("rule", "seed", "choice", "temperature", "top_k", "top_p", "min_p", "stop_token_ids", "num_logprobs_plus_one", "constraints")
     RULE_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +29,7 @@ class SamplingParams(_message.Message):
     MIN_P_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_LOGPROBS_PLUS_ONE_FIELD_NUMBER: _ClassVar[int]
+    CONSTRAINTS_FIELD_NUMBER: _ClassVar[int]
     rule: AcceptanceRule
     seed: int
     choice: int
@@ -38,7 +39,34 @@ class SamplingParams(_message.Message):
     min_p: float
     stop_token_ids: bytes
     num_logprobs_plus_one: int
-    def __init__(self, rule: _Optional[_Union[AcceptanceRule, str]] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., stop_token_ids: _Optional[bytes] = ..., num_logprobs_plus_one: _Optional[int] = ...) -> None: ...
+    constraints: TokenConstraints
+    def __init__(self, rule: _Optional[_Union[AcceptanceRule, str]] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., stop_token_ids: _Optional[bytes] = ..., num_logprobs_plus_one: _Optional[int] = ..., constraints: _Optional[_Union[TokenConstraints, _Mapping]] = ...) -> None: ...
+
+class TokenConstraints(_message.Message):
+    __slots__ = ("prompt_length", "repetition_penalty", "presence_penalty", "frequency_penalty", "bias_token_ids", "biases", "bad_word_token_ids", "bad_word_lengths", "allowed_token_ids", "min_tokens", "end_token_ids")
+    PROMPT_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    BIAS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    BIASES_FIELD_NUMBER: _ClassVar[int]
+    BAD_WORD_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    BAD_WORD_LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    END_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    prompt_length: int
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    bias_token_ids: bytes
+    biases: bytes
+    bad_word_token_ids: bytes
+    bad_word_lengths: _containers.RepeatedScalarFieldContainer[int]
+    allowed_token_ids: bytes
+    min_tokens: int
+    end_token_ids: bytes
+    def __init__(self, prompt_length: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., bias_token_ids: _Optional[bytes] = ..., biases: _Optional[bytes] = ..., bad_word_token_ids: _Optional[bytes] = ..., bad_word_lengths: _Optional[_Iterable[int]] = ..., allowed_token_ids: _Optional[bytes] = ..., min_tokens: _Optional[int] = ..., end_token_ids: _Optional[bytes] = ...) -> None: ...
 
 class SessionOpening(_message.Message):
     __slots__ = ("sampling", "tenant_salt", "priority")

@@ -89,7 +89,7 @@ class GenerateRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., committed_token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., num_speculative_tokens_plus_one: _Optional[int] = ..., stop: _Optional[_Iterable[bytes]] = ..., stop_token_ids: _Optional[bytes] = ..., ignore_eos: _Optional[bool] = ..., tenant_salt: _Optional[bytes] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., include_origins: _Optional[bool] = ..., include_special_tokens: _Optional[bool] = ..., speculative_method: _Optional[_Union[SpeculativeMethod, str]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("token_ids", "text", "logprobs", "origins", "finish_reason", "stop_index_plus_one", "record")
+    __slots__ = ("token_ids", "text", "logprobs", "origins", "finish_reason", "stop_index_plus_one", "record", "per_round_drafted", "per_round_proposer")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
@@ -97,6 +97,8 @@ class GenerateResponse(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_INDEX_PLUS_ONE_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
+    PER_ROUND_DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    PER_ROUND_PROPOSER_FIELD_NUMBER: _ClassVar[int]
     token_ids: bytes
     text: bytes
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
@@ -104,7 +106,9 @@ class GenerateResponse(_message.Message):
     finish_reason: FinishReason
     stop_index_plus_one: int
     record: SpeculationRecord
-    def __init__(self, token_ids: _Optional[bytes] = ..., text: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., origins: _Optional[_Iterable[_Union[TokenOrigin, str]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., stop_index_plus_one: _Optional[int] = ..., record: _Optional[_Union[SpeculationRecord, _Mapping]] = ...) -> None: ...
+    per_round_drafted: _containers.RepeatedScalarFieldContainer[int]
+    per_round_proposer: _containers.RepeatedScalarFieldContainer[SpeculativeMethod]
+    def __init__(self, token_ids: _Optional[bytes] = ..., text: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., origins: _Optional[_Iterable[_Union[TokenOrigin, str]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., stop_index_plus_one: _Optional[int] = ..., record: _Optional[_Union[SpeculationRecord, _Mapping]] = ..., per_round_drafted: _Optional[_Iterable[int]] = ..., per_round_proposer: _Optional[_Iterable[_Union[SpeculativeMethod, str]]] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("logprob", "top_token_ids", "top_logprobs")
@@ -175,7 +179,7 @@ class GetPairRequest(_message.Message):
     def __init__(self, include_token_table: _Optional[bool] = ...) -> None: ...
 
 class GetPairResponse(_message.Message):
-    __slots__ = ("ready", "reason", "target", "draft", "num_speculative_tokens", "speculation_enabled", "rejection_sample_method", "speculative_method", "speculative_methods", "speculation_mode")
+    __slots__ = ("ready", "reason", "target", "draft", "num_speculative_tokens", "speculation_enabled", "rejection_sample_method", "speculative_method", "speculative_methods", "speculation_mode", "synthetic_acceptance_rates")
     READY_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
@@ -186,6 +190,7 @@ class GetPairResponse(_message.Message):
     SPECULATIVE_METHOD_FIELD_NUMBER: _ClassVar[int]
     SPECULATIVE_METHODS_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_MODE_FIELD_NUMBER: _ClassVar[int]
+    SYNTHETIC_ACCEPTANCE_RATES_FIELD_NUMBER: _ClassVar[int]
     ready: bool
     reason: str
     target: _common_pb2.GetModelResponse
@@ -196,7 +201,8 @@ class GetPairResponse(_message.Message):
     speculative_method: SpeculativeMethod
     speculative_methods: _containers.RepeatedScalarFieldContainer[SpeculativeMethod]
     speculation_mode: SpeculationMode
-    def __init__(self, ready: _Optional[bool] = ..., reason: _Optional[str] = ..., target: _Optional[_Union[_common_pb2.GetModelResponse, _Mapping]] = ..., draft: _Optional[_Union[_common_pb2.GetModelResponse, _Mapping]] = ..., num_speculative_tokens: _Optional[int] = ..., speculation_enabled: _Optional[bool] = ..., rejection_sample_method: _Optional[str] = ..., speculative_method: _Optional[_Union[SpeculativeMethod, str]] = ..., speculative_methods: _Optional[_Iterable[_Union[SpeculativeMethod, str]]] = ..., speculation_mode: _Optional[_Union[SpeculationMode, str]] = ...) -> None: ...
+    synthetic_acceptance_rates: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, ready: _Optional[bool] = ..., reason: _Optional[str] = ..., target: _Optional[_Union[_common_pb2.GetModelResponse, _Mapping]] = ..., draft: _Optional[_Union[_common_pb2.GetModelResponse, _Mapping]] = ..., num_speculative_tokens: _Optional[int] = ..., speculation_enabled: _Optional[bool] = ..., rejection_sample_method: _Optional[str] = ..., speculative_method: _Optional[_Union[SpeculativeMethod, str]] = ..., speculative_methods: _Optional[_Iterable[_Union[SpeculativeMethod, str]]] = ..., speculation_mode: _Optional[_Union[SpeculationMode, str]] = ..., synthetic_acceptance_rates: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()

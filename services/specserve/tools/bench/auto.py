@@ -59,8 +59,6 @@ def dynamic_and_fixed(options: BenchOptions) -> list[Deployment]:
     Raises:
         ConfigurationError: a key is unknown, or both are the same deployment.
     """
-    if options.auto_config is None:
-        raise ConfigurationError("--auto-config: missing; the keys that make K dynamic were wanted")
     base = options.deployment("fixed K").speculative or SpeculativeConfig()
     dynamic = options.deployment("dynamic K", changed(base, options.auto_config))
     fixed = options.deployment("fixed K", changed(base, options.static_config))

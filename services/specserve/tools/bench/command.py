@@ -138,7 +138,7 @@ def _run_figures(
         from specserve.tools.bench.overlap import OverlapOptions, run_overlap_suite
 
         figures |= asyncio.run(run_overlap_suite(OverlapOptions()))
-    if name == "overhead":
+    elif name == "overhead":
         from specserve.tools.bench.overhead import run_overhead_suite
 
         figures |= asyncio.run(run_overhead_suite())

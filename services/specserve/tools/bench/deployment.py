@@ -9,6 +9,7 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from specserve.config import SpeculativeConfig
 from specserve.tools.bench.clients import GrpcServingClient, RequestSettings, ServingClient
@@ -44,10 +45,17 @@ class Deployment:
 
     @property
     def speculative_json(self) -> str:
-        """Every key of the speculative configuration, for a record; empty when there is none."""
+        """Every key of the speculative configuration, for a record; empty when there is none.
+
+        A draft in a directory is named, as models are elsewhere: where it lies is no condition.
+        """
         if self.speculative is None:
             return ""
-        return self.speculative.model_dump_json(exclude_none=True)
+        values = self.speculative.model_dump(mode="json", exclude_none=True)
+        model = values.get("model", "")
+        if Path(model).is_dir():
+            values["model"] = Path(model).name
+        return json.dumps(values)
 
     def pair_spec(self) -> PairSpec:
         """Return the processes that make it up."""

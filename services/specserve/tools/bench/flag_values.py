@@ -11,7 +11,7 @@ from specserve.config import EngineConfig, SpeculativeConfig
 from specserve.config_parsing import parse_speculative_config
 from specserve.errors import ConfigurationError
 from specserve.tools.bench.clients import RequestSettings
-from specserve.tools.bench.options import BenchOptions, PeerOptions
+from specserve.tools.bench.options import AUTO_CONFIG, STATIC_CONFIG, BenchOptions, PeerOptions
 from specserve.tools.bench.thresholds import Thresholds, read_thresholds
 from specserve.tools.flags import config_from_flags, flags_given
 from specserve.tools.load.arrivals import Pacing
@@ -22,12 +22,6 @@ DEFAULT_K = 4
 DEFAULT_CONCURRENCY = {"serving": (1,), "auto": (1, 4, 16, 32), "sweep": (1, 2, 4, 8, 16)}
 ACCEPTANCE_CONCURRENCY = (8,)
 MAX_TOKENS = 96
-
-AUTO_CONFIG: str | None = None
-"""Keys of the speculative configuration that make K dynamic, as JSON; None without such a key."""
-
-STATIC_CONFIG = "{}"
-"""Keys of the speculative configuration that keep K fixed, as JSON."""
 
 
 def bench_options(args: argparse.Namespace, suite: str) -> BenchOptions:

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype",
         default="bfloat16",
         choices=("auto", "float32", "bfloat16"),
-        help="of every model, ours and other engines' (default: bfloat16)",
+        help="of every model, ours and other engines'",
     )
     group.add_argument("--url", metavar="URL", help="serving: a gateway that runs already")
     group.add_argument(
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ignore-eos",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="decode to --max-tokens, so that every side does the same work (default)",
+        help="decode to --max-tokens, so that every side does the same work",
     )
     group.add_argument("--concurrency", type=int, nargs="+", metavar="N", help="levels to measure")
     group.add_argument(
@@ -84,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--padding",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="serving: credit target-only with what padded steps would gain (default)",
+        help="serving: credit target-only with what padded steps would gain",
     )
     group = parser.add_argument_group("other engines")
     group.add_argument("--peer", action="append", choices=PEERS, default=[], help="serving")
@@ -104,9 +104,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=list(METHODS),
         help="acceptance: names, or JSON objects as for --speculative-config",
     )
-    group.add_argument("--k-values", type=int, nargs="+", default=list(K_VALUES), metavar="K")
-    group.add_argument("--auto-config", metavar="JSON", help="keys that make K dynamic")
-    group.add_argument("--static-config", metavar="JSON", help="keys that keep K fixed")
+    group.add_argument(
+        "--k-values",
+        type=int,
+        nargs="+",
+        default=list(K_VALUES),
+        metavar="K",
+        help="sweep: fixed K to try",
+    )
+    group.add_argument(
+        "--auto-config",
+        metavar="JSON",
+        help="auto, sweep: keys that make K dynamic (default: the schedule auto)",
+    )
+    group.add_argument(
+        "--static-config",
+        metavar="JSON",
+        help="keys that keep K fixed (default: the schedule constant)",
+    )
     add_model_flags(parser, EngineConfig, "engine", leave_out=NOT_FLAGS)
 
 
@@ -115,7 +130,9 @@ def add_steps_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("steps")
     group.add_argument("--model", help="directory or hub id; without it the embedded target")
     group.add_argument("--threads", type=int, default=1, help="CPU threads of both")
-    group.add_argument("--rows", type=int, nargs="+", default=[1, 5, 8, 32])
+    group.add_argument(
+        "--rows", type=int, nargs="+", default=[1, 5, 8, 32], help="rows of one forward"
+    )
     group.add_argument("--cached", type=int, default=128, help="tokens already in the cache")
     group.add_argument("--repeats", type=int, default=20, help="timed steps of each kind")
     group.add_argument(

@@ -12,6 +12,12 @@ from specserve.tools.bench.thresholds import Thresholds
 from specserve.tools.load.arrivals import Pacing
 from specserve.tools.models import ModelPair, require_fitting, resolve_pair
 
+AUTO_CONFIG = '{"num_speculative_tokens_schedule": "auto"}'
+"""Keys of the speculative configuration that make K dynamic, as JSON."""
+
+STATIC_CONFIG = '{"num_speculative_tokens_schedule": "constant"}'
+"""Keys of the speculative configuration that keep K fixed, as JSON."""
+
 
 @dataclass(frozen=True, slots=True)
 class PeerOptions:
@@ -54,9 +60,9 @@ class BenchOptions:
     """acceptance: methods, or JSON objects as for --speculative-config."""
     k_values: tuple[int, ...] = ()
     """sweep: fixed K to try."""
-    auto_config: str | None = None
-    """JSON keys that make K dynamic, over the speculative configuration; None has no such side."""
-    static_config: str = "{}"
+    auto_config: str = AUTO_CONFIG
+    """JSON keys that make K dynamic, over the speculative configuration."""
+    static_config: str = STATIC_CONFIG
     """JSON keys that keep K fixed, over the speculative configuration."""
 
     @property

@@ -38,14 +38,18 @@ th, td { padding: .25rem .7rem .25rem 0; text-align: right; white-space: nowrap;
 th { font-weight: 600; color: var(--faint); }
 th:first-child, td:first-child, .text td, .text th { text-align: left; }
 .text td { white-space: normal; min-width: 6rem; overflow-wrap: anywhere; }
+.text td:first-child { overflow-wrap: normal; }
 .plots { display: grid; gap: 1rem; align-items: start;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 21rem), 1fr)); }
+figcaption { padding: 0 .35rem; }
 figure { margin: 0; background: var(--raised); border-radius: 8px; padding: .6rem;
   max-width: 36rem; }
 svg { width: 100%; height: auto; display: block; }
 svg text { font: 11px system-ui, sans-serif; fill: var(--faint); }
 svg .title { font-size: 12px; font-weight: 600; fill: var(--ink); }
 svg .value { fill: var(--ink); font-variant-numeric: tabular-nums; }
+svg .tick { font-size: 9.5px; text-anchor: middle; }
+svg .axis { stroke: var(--rule); stroke-width: 1; }
 svg .one { stroke: var(--faint); stroke-width: 1; }
 svg .limit { stroke: var(--bad); stroke-width: 1; stroke-dasharray: 4 3; }
 """ + "".join(

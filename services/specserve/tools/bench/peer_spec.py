@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,6 +56,22 @@ class PeerSpec:
     def is_vllm(self) -> bool:
         """It needs an environment of its own, and takes a whole wave at once."""
         return self.backend == "vllm"
+
+    def environment(self) -> dict[str, str]:
+        """Return what its process finds in its environment besides ours; what is set there wins."""
+        if not self.is_vllm:
+            return {}
+        values = {"VLLM_NO_USAGE_STATS": "1"}
+        if self.device == "cpu":
+            # vLLM's manual asks for it, and warns of slow speculation without.
+            openmp = Path(self.python).parent.parent / "lib" / "libiomp5.so"
+            if openmp.is_file():
+                values["LD_PRELOAD"] = str(openmp)
+            if self.num_threads is not None:
+                cores = sorted(os.sched_getaffinity(0))[-self.num_threads :]
+                values["OMP_NUM_THREADS"] = str(self.num_threads)
+                values["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))
+        return {name: value for name, value in values.items() if name not in os.environ}
 
     def options(self) -> str:
         """Return what the runner is told, as JSON."""

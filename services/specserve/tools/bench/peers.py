@@ -193,6 +193,7 @@ async def running_peer(spec: PeerSpec, settings: RequestSettings) -> AsyncIterat
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=log,
+            env={**os.environ, **spec.environment()},
             limit=_LINE_LIMIT_BYTES,
             start_new_session=True,
         )

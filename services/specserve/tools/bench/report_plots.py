@@ -50,7 +50,7 @@ def level_plots(level: Level) -> Drawn:
     drawn: Drawn = []
     for name, title in LATENCIES:
         rows = [
-            Range(arm.name, (found.p50, found.p95, found.p99), _ms(found), _colour(arm.name, i))
+            Range(arm.name, in_ms(found), _ms(found), _colour(arm.name, i))
             for i, arm in enumerate(level.arms)
             if (found := _quantiles(arm.summary, name)) is not None
         ]
@@ -156,6 +156,11 @@ def _colour(name: str, otherwise: int) -> int:
 def _quantiles(summary: object, name: str) -> Quantiles | None:
     found: Quantiles | None = getattr(summary, name)
     return found
+
+
+def in_ms(values: Quantiles) -> tuple[float, ...]:
+    """Return p50, p95 and p99 in milliseconds."""
+    return tuple(1e3 * value for value in (values.p50, values.p95, values.p99))
 
 
 def _rate(value: float) -> str:

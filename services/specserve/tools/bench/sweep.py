@@ -153,16 +153,14 @@ async def run_sweep(options: BenchOptions, record: Record, notify: Notify) -> No
 
 
 def _deployments(options: BenchOptions) -> tuple[list[Deployment], int]:
-    """Describe the deployment of fixed K, and that of dynamic K if there is one.
+    """Describe the deployment of fixed K, and that of dynamic K.
 
     Returns:
-        The deployments, and the most that dynamic K may choose; 0 without.
+        The deployments, and the most that dynamic K may choose.
     """
     base = options.deployment("fixed K").speculative or SpeculativeConfig()
     most = max(options.k_values, default=base.num_speculative_tokens)
     base = base.model_copy(update={"num_speculative_tokens": most})
     fixed = options.deployment("fixed K", changed(base, options.static_config))
-    if options.auto_config is None:
-        return [fixed], 0
     dynamic = options.deployment("dynamic K", changed(base, options.auto_config))
     return [fixed, dynamic], most

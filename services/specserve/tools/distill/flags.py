@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
 import torch
 
+from specserve.config_parsing import field_docs
 from specserve.errors import ConfigurationError
 from specserve.model.draft_package import write_package
 from specserve.tools.distill.command import DistillConfig, distill
@@ -21,6 +23,7 @@ from specserve.tools.distill.gather import TextConfig, gather_text
 from specserve.tools.distill.recipe import TrainConfig
 from specserve.tools.distill.sample import SampleConfig
 from specserve.tools.distill.student import ScratchShape
+from specserve.tools.flags import as_flag
 
 _SAMPLE_FLAGS = (
     "max_user_tokens",
@@ -56,10 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         help="rows the target asks itself; default: 4608, or none where text is named",
     )
-    for name in _SAMPLE_FLAGS:
-        default = getattr(SampleConfig(), name)
-        text.add_argument("--" + name.replace("_", "-"), type=type(default), default=default)
-    text.add_argument("--rows-at-once", type=int, default=TextConfig().rows_at_once)
+    _add_fields(text, SampleConfig(), _SAMPLE_FLAGS)
+    _add_fields(text, TextConfig(), ("rows_at_once",))
     student = parser.add_argument_group("student")
     student.add_argument("--layers", default="0,1,29", help="target layers to start from")
     student.add_argument(
@@ -67,15 +68,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LAYERSxHIDDEN",
         help="a small student with random weights in their place, such as 2x384",
     )
-    student.add_argument("--draft-vocab-size", type=int, default=12288)
+    student.add_argument(
+        "--draft-vocab-size",
+        type=int,
+        default=12288,
+        help="most frequent ids the head is trained and cut to; special ids come on top",
+    )
     student.add_argument("--pack", type=Path, help="also write PACK.safetensors and PACK.json")
     training = parser.add_argument_group("training")
     training.add_argument("--device", default="cpu", help="cpu, cuda, cuda:N or auto")
-    training.add_argument("--num-threads", type=int, default=2)
-    for number in fields(TrainConfig):
-        default = getattr(TrainConfig(), number.name)
-        flag = "--" + number.name.replace("_", "-")
-        training.add_argument(flag, type=type(default), default=default)
+    training.add_argument(
+        "--num-threads",
+        type=int,
+        default=2,
+        help="processor threads; another number may change the last bits of the weights",
+    )
+    _add_fields(training, TrainConfig(), [field.name for field in fields(TrainConfig)])
+
+
+def _add_fields(group: argparse._ArgumentGroup, config: object, names: Sequence[str]) -> None:
+    """Add a flag for each of these fields; its help is the string under the field."""
+    docs = field_docs(type(config))
+    for name in names:
+        default = getattr(config, name)
+        group.add_argument(as_flag(name), type=type(default), default=default, help=docs[name])
 
 
 def parse_layers(given: str) -> tuple[int, ...]:

@@ -28,7 +28,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="write JSON instead of a table")
     parser.add_argument("--host", default="127.0.0.1", help="address that serve would listen on")
     parser.add_argument(
-        "--port", metavar="PORT", default=GatewayConfig().port, help="port (default: %(default)s)"
+        "--port",
+        metavar="PORT",
+        default=GatewayConfig().port,
+        help="port that serve would listen on",
     )
     parser.add_argument("--cache-dir", metavar="DIR", help=CACHE_HELP)
     add_model_flags(

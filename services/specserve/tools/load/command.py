@@ -49,13 +49,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("load")
     group.add_argument("--rate", type=float, nargs="+", metavar="R", help="requests/s; some levels")
     group.add_argument("--duration-s", type=float, default=60.0, metavar="S", help="of each rate")
-    group.add_argument("--arrivals", choices=get_args(ArrivalProcess), default="poisson")
+    group.add_argument(
+        "--arrivals",
+        choices=get_args(ArrivalProcess),
+        default="poisson",
+        help="how requests are spread over a rate's time",
+    )
     group.add_argument(
         "--burstiness",
         type=float,
         default=1.0,
         metavar="B",
-        help="gamma: below 1 comes in bursts, above 1 is more even (default: 1, poisson)",
+        help="gamma: below 1 comes in bursts, above 1 is more even, 1 is poisson",
     )
     group.add_argument("--max-in-flight", type=int, metavar="N", help="more are failed, unsent")
     group.add_argument("--timeout-s", type=float, metavar="S", help="a slower request has failed")
@@ -64,10 +69,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group = parser.add_argument_group("requests")
     group.add_argument("--prompts", metavar="FILE", help=PROMPTS_HELP)
-    group.add_argument("--num-prompts", type=int, metavar="N")
+    group.add_argument("--num-prompts", type=int, metavar="N", help="N prompts, categories in turn")
     group.add_argument("--unique", action="store_true", help="let no prefix cache help")
-    group.add_argument("--max-tokens", type=int, default=128, metavar="N")
-    group.add_argument("--temperature", type=float, default=0.0, metavar="T")
+    group.add_argument(
+        "--max-tokens", type=int, default=128, metavar="N", help="most tokens of an answer"
+    )
+    group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy")
     group.add_argument("--ignore-eos", action="store_true", help="decode to --max-tokens")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="of sampling and arrivals")
     group.add_argument("--num-speculative-tokens", type=int, metavar="K", help="0 is target-only")

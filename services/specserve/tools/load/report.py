@@ -16,7 +16,7 @@ from specserve.tools.bench.condition_rows import conditions_table, models
 from specserve.tools.bench.conditions import Conditions
 from specserve.tools.bench.plots import Bar, Range, bars, ranges
 from specserve.tools.bench.record import write_text
-from specserve.tools.bench.report_plots import LATENCIES
+from specserve.tools.bench.report_plots import LATENCIES, in_ms
 from specserve.tools.bench.rows import Table, milliseconds
 from specserve.tools.bench.statistics import Quantiles
 from specserve.tools.load.run import MAX_CLIENT_LATE_S, LoadPlan, LoadStep
@@ -164,7 +164,7 @@ class LoadRecord:
             rows = [
                 Range(
                     f"{step.arrival_rate:g} requests/s",
-                    (found.p50, found.p95, found.p99),
+                    in_ms(found),
                     f"{1e3 * found.p50:.0f} / {1e3 * found.p99:.0f}",
                 )
                 for step in self.steps

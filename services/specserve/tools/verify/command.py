@@ -16,7 +16,6 @@ from specserve.config_parsing import SUPPORTED_METHODS
 from specserve.errors import ConfigurationError
 from specserve.tools.models import CACHE_HELP
 from specserve.tools.terminal import say
-from specserve.tools.verify.law import LawOptions, run_law_suite
 from specserve.tools.verify.parity import ParityOptions, run_parity_suite
 
 PROMPTS_HELP = (
@@ -26,21 +25,39 @@ PROMPTS_HELP = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `specserve verify`."""
-    parser.add_argument("--suite", choices=("parity", "distribution"), default="parity")
+    parser.add_argument(
+        "--suite",
+        choices=("parity", "distribution"),
+        default="parity",
+        help="parity: the same tokens with and without; distribution: the same law",
+    )
     parser.add_argument("--target", metavar="MODEL", help="parity: target; default: embedded")
     parser.add_argument("--draft", metavar="MODEL", help="parity: draft; default: embedded")
     parser.add_argument(
         "--method",
         choices=SUPPORTED_METHODS,
         default="draft_model",
-        help="parity: proposer (default: %(default)s); distribution tests all of them",
+        help="parity: proposer; distribution tests all of them",
     )
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="parity: number type of both models",
+    )
     parser.add_argument("--prompts", metavar="FILE", help=PROMPTS_HELP)
     parser.add_argument("--num-prompts", type=int, metavar="N", help="use the first N prompts")
-    parser.add_argument("--max-tokens", type=int, default=64, metavar="N")
-    parser.add_argument("--num-speculative-tokens", type=int, default=4, metavar="K")
-    parser.add_argument("--concurrency", type=int, default=24, metavar="N")
+    parser.add_argument(
+        "--max-tokens", type=int, default=64, metavar="N", help="parity: tokens an answer"
+    )
+    parser.add_argument(
+        "--num-speculative-tokens",
+        type=int,
+        default=4,
+        metavar="K",
+        help="parity: most draft tokens a round",
+    )
+    parser.add_argument("--concurrency", type=int, default=24, metavar="N", help="requests at once")
     parser.add_argument(
         "--num-draws", type=int, default=20_000, metavar="N", help="distribution: sequences"
     )
@@ -71,6 +88,9 @@ def run(args: argparse.Namespace) -> int:
         record: dict[str, object] = report.record()
         passed = report.passed
     else:
+        # Its drawing is torch's, which the other suite leaves to its services.
+        from specserve.tools.verify.law import LawOptions, run_law_suite
+
         if args.num_draws < 1000:
             raise ConfigurationError(f"--num-draws: {args.num_draws}, at least 1000 was wanted")
         law = asyncio.run(

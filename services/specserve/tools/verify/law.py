@@ -20,6 +20,9 @@ import torch
 
 from specserve.config import SpeculativeMethod
 from specserve.model.toy import ToySpec, toy_logits
+from specserve.speculation.constraints import ConstraintState, TokenConstraints
+from specserve.speculation.digest import TokenChain
+from specserve.speculation.row_edits import RowEdits, edit_row
 from specserve.speculation.transforms import transform
 from specserve.speculation.types import AcceptanceRule, SamplingParams
 from specserve.tools.generation_client import GenerationClient, Job
@@ -62,7 +65,18 @@ class Case:
     top_k: int = 0
     top_p: float = 1.0
     method: SpeculativeMethod = "draft_model"
+    constraints: TokenConstraints | None = None
 
+
+CONSTRAINTS = TokenConstraints(
+    prompt_length=len(PROMPT),
+    repetition_penalty=1.3,
+    presence_penalty=0.4,
+    frequency_penalty=0.5,
+    logit_bias=((2, 0.5),),
+    bad_words=((1, 3),),
+)
+"""Each changes inside a block, or with what was committed just before it."""
 
 CASES = (
     Case("target-only", AcceptanceRule.STANDARD, 0),
@@ -71,6 +85,7 @@ CASES = (
     Case("standard K=3, T=0.7, top-p 0.9", AcceptanceRule.STANDARD, 3, 0.7, 0, 0.9),
     Case("standard K=3, top-k 2", AcceptanceRule.STANDARD, 3, 1.0, 2),
     Case("coupled K=3", AcceptanceRule.COUPLED, 3),
+    Case("standard K=3, penalties and bans", AcceptanceRule.STANDARD, 3, constraints=CONSTRAINTS),
     Case("standard K=3, ngram", AcceptanceRule.STANDARD, 3, method="ngram"),
     Case("standard K=3, suffix", AcceptanceRule.STANDARD, 3, method="suffix"),
     Case("standard K=3, cascade", AcceptanceRule.STANDARD, 3, method="cascade"),
@@ -157,7 +172,13 @@ def exact_law(spec: ToySpec, case: Case) -> dict[tuple[int, ...], float]:
     for _ in range(LENGTH):
         longer: dict[tuple[int, ...], float] = {}
         for prefix, probability in law.items():
-            step = transform(toy_logits(spec, (*PROMPT, *prefix)), params)
+            text = (*PROMPT, *prefix)
+            logits = toy_logits(spec, text)
+            if case.constraints is not None:
+                state = ConstraintState(case.constraints)
+                state.follow(TokenChain(text), len(text))
+                logits = edit_row(logits, state.edits() or RowEdits())
+            step = transform(logits, params)
             for token_id, p in zip(step.token_ids.tolist(), step.probs.tolist(), strict=True):
                 longer[(*prefix, token_id)] = probability * p
         law = longer
@@ -239,6 +260,7 @@ def _sampling(case: Case, seed: int) -> SamplingParams:
         temperature=case.temperature,
         top_k=case.top_k,
         top_p=case.top_p,
+        constraints=case.constraints,
     )
 
 

@@ -20,7 +20,7 @@ from specserve.speculation.types import AcceptanceRule, SamplingParams
 from specserve.tools.generation_client import Generated, GenerationClient, Job
 from specserve.tools.local import LocalPair, PairSpec
 from specserve.tools.models import resolve_pair
-from specserve.tools.prompts import Prompt, read_prompts, to_token_ids
+from specserve.tools.prompts import read_prompts, to_token_ids
 from specserve.tools.terminal import Progress, table
 
 TIE_MARGIN = {"float32": 1e-4, "bfloat16": 0.25}
@@ -28,8 +28,8 @@ TIE_MARGIN = {"float32": 1e-4, "bfloat16": 0.25}
 
 NUM_LOGPROBS = 20
 
-ENGINE_FLAGS = ("--num-threads", "1", "--num-kv-blocks", "4096")
-"""One thread each, as bit-equality is claimed for; a pool that keeps every prompt between runs."""
+BLOCK_SIZE = 16
+"""Tokens of a KV block."""
 
 SEED = 20240917
 
@@ -190,7 +190,7 @@ async def run_parity_suite(options: ParityOptions) -> ParityReport:
         draft=pair.speculative.model,
         speculative_config=pair.speculative.model_dump_json(exclude_none=True),
         num_gateways=0,
-        engine_flags=("--dtype", options.dtype, *ENGINE_FLAGS),
+        engine_flags=("--dtype", options.dtype, *_engine_flags(ids, options)),
     )
     progress = Progress()
     async with (
@@ -198,28 +198,64 @@ async def run_parity_suite(options: ParityOptions) -> ParityReport:
         GenerationClient(local.orchestrators[0].address) as client,
     ):
         await client.wait_ready()
-        reports = []
-        for mode in MODES:
-            jobs = [_job(mode, options, index, tokens) for index, tokens in enumerate(ids)]
-            progress(f"{mode.name}: off", 0.0)
-            off_jobs = [_switched_off(job) for job in jobs]
-            off = await client.generate_all(off_jobs, options.concurrency)
-            progress(f"{mode.name}: on", 0.5)
-            on = await client.generate_all(jobs, options.concurrency)
-            progress(f"{mode.name}: on", 1.0)
-            reports.append(_compare(mode, prompts, jobs, on, off))
+        named = [(prompt.prompt_id, tokens) for prompt, tokens in zip(prompts, ids, strict=True)]
+        reports = await compare_modes(
+            client,
+            named,
+            max_tokens=options.max_tokens,
+            concurrency=options.concurrency,
+            progress=progress,
+        )
     progress.close()
-    return ParityReport(options.dtype, options.method, tuple(reports))
+    return ParityReport(options.dtype, options.method, reports)
 
 
-def _job(mode: Mode, options: ParityOptions, index: int, tokens: tuple[int, ...]) -> Job:
+def _engine_flags(ids: Sequence[Sequence[int]], options: ParityOptions) -> tuple[str, ...]:
+    """One thread, as bit-equality is claimed for; a pool that keeps every prompt between runs."""
+    answer = options.max_tokens + options.num_speculative_tokens + 1
+    needed = sum(1 + (len(tokens) + answer) // BLOCK_SIZE for tokens in ids)
+    return (
+        "--num-threads=1",
+        f"--block-size={BLOCK_SIZE}",
+        # With the answers of the run before, and of this one.
+        f"--num-kv-blocks={2 * needed}",
+    )
+
+
+async def compare_modes(
+    client: GenerationClient,
+    prompts: Sequence[tuple[str, tuple[int, ...]]],
+    *,
+    max_tokens: int,
+    concurrency: int,
+    progress: Progress,
+    modes: Sequence[Mode] = MODES,
+    ignore_eos: bool = False,
+) -> tuple[ModeReport, ...]:
+    """Decode all prompts, (name, token ids), with speculation off and on, mode by mode."""
+    reports = []
+    for mode in modes:
+        jobs = [
+            replace(_job(mode, max_tokens, index, ids), ignore_eos=ignore_eos)
+            for index, (_, ids) in enumerate(prompts)
+        ]
+        progress(f"{mode.name}: off", 0.0)
+        off = await client.generate_all([_switched_off(job) for job in jobs], concurrency)
+        progress(f"{mode.name}: on", 0.5)
+        on = await client.generate_all(jobs, concurrency)
+        progress(f"{mode.name}: on", 1.0)
+        reports.append(_compare(mode, [name for name, _ in prompts], jobs, on, off))
+    return tuple(reports)
+
+
+def _job(mode: Mode, max_tokens: int, index: int, tokens: tuple[int, ...]) -> Job:
     sampling = SamplingParams(
         rule=mode.rule,
         seed=SEED + index,
         choice=0,
         temperature=mode.temperature,
     )
-    return Job(f"parity-{mode.name}-{index}-on", tokens, sampling, options.max_tokens)
+    return Job(f"parity-{mode.name}-{index}-on", tokens, sampling, max_tokens)
 
 
 def _switched_off(job: Job) -> Job:
@@ -234,13 +270,13 @@ def _switched_off(job: Job) -> Job:
 
 def _compare(
     mode: Mode,
-    prompts: Sequence[Prompt],
+    names: Sequence[str],
     jobs: Sequence[Job],
     on: Sequence[Generated],
     off: Sequence[Generated],
 ) -> ModeReport:
     divergences = []
-    for prompt, job, left, right in zip(prompts, jobs, on, off, strict=True):
+    for name, job, left, right in zip(names, jobs, on, off, strict=True):
         if left.token_ids == right.token_ids:
             continue
         position = next(
@@ -252,10 +288,10 @@ def _compare(
             min(len(left.token_ids), len(right.token_ids)),
         )
         margin = _margin(job, left, right, position)
-        divergences.append(Divergence(prompt.prompt_id, position, margin))
+        divergences.append(Divergence(name, position, margin))
     return ModeReport(
         mode.name,
-        len(prompts),
+        len(jobs),
         sum(len(g.token_ids) for g in off),
         sum(g.record.num_draft_tokens for g in on),
         sum(g.record.num_draft_tokens for g in off),

@@ -1,0 +1,44 @@
+"""`specserve models pull --link-dir`: paths that a configuration can name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specserve.errors import ConfigurationError
+from specserve.tools.models import link_pair
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Path, Path]:
+    """Return two directories of models in a cache, the draft's name a new one each version."""
+    target, draft = tmp_path / "cache" / "target-model", tmp_path / "cache" / "draft-1a2b"
+    for folder in (target, draft):
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(folder.name)
+    return target, draft
+
+
+def test_pair_is_found_under_names_that_stay(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    """Also where the cache is mounted elsewhere, and again when the draft is a newer one."""
+    target, draft = pair
+    link_pair(target, draft, tmp_path / "cache")
+    newer = draft.rename(draft.with_name("draft-3c4d"))
+
+    link_pair(target, newer, tmp_path / "cache")
+    mounted = (tmp_path / "cache").rename(tmp_path / "models")
+
+    assert (mounted / "target" / "config.json").read_text() == "target-model"
+    assert (mounted / "draft" / "config.json").read_text() == "draft-1a2b"
+    assert (mounted / "draft").resolve().name == "draft-3c4d"
+
+
+def test_what_is_no_link_of_ours_is_left_alone(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "draft").write_text("mine")
+
+    with pytest.raises(ConfigurationError, match="--link-dir: "):
+        link_pair(*pair, tmp_path / "links")
+
+    assert (tmp_path / "links" / "draft").read_text() == "mine"
