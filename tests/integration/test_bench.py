@@ -133,7 +133,11 @@ def test_auto_is_compared_with_the_better_fixed_side(tmp_path: Path) -> None:
     (section,) = record["sections"]
     (level,), (result,) = section["levels"], section["auto"]
     assert code == 0
-    assert [arm["name"] for arm in level["arms"]] == ["auto", "always-on", "always-off"]
+    assert {arm["name"]: arm["deployment"] for arm in level["arms"]} == {
+        "auto": "dynamic K",
+        "always-on": "fixed K",
+        "always-off": "dynamic K",
+    }
     best = max(("always-on", "always-off"), key=lambda name: side(level, name)["tokens_per_s"])
     assert result["best"] == best
     ratio = side(level, "auto")["tokens_per_s"] / side(level, best)["tokens_per_s"]

@@ -14,7 +14,7 @@ from specserve.speculation.length_choice import (
     options_of,
 )
 from specserve.speculation.length_table import length_by_batch_size
-from specserve.speculation.probe_budget import HOLD_S, PROBE_SHARE, SAVINGS_S, ProbeBudget
+from specserve.speculation.probe_budget import PROBE_SHARE, SAVINGS_S, ProbeBudget
 
 COSTS = RoundCosts(
     plain_s=0.020,
@@ -112,19 +112,6 @@ def test_dear_probe_is_put_off_and_not_forbidden():
     budget.spend(3600.0)
 
     assert budget.wait_s(0.0, 1) > SAVINGS_S
-
-
-def test_one_probe_at_a_time():
-    """Until it ends or is not heard of: its request may have gone, and with it the draft."""
-    budget, first, second = ProbeBudget(0.0), object(), object()
-
-    assert budget.begin(first, 1.0)
-    assert not budget.begin(second, 1.0)
-    budget.end(second)
-    assert not budget.begin(second, 1.0 + HOLD_S / 2), "another's end is not the first one's"
-    assert budget.begin(second, 1.0 + HOLD_S)
-    budget.end(second)
-    assert budget.begin(first, 1.1 + HOLD_S)
 
 
 @pytest.mark.parametrize(

@@ -158,14 +158,6 @@ def test_probing_costs_less_than_one_percent():
     assert late >= 0.985
 
 
-def test_requests_do_not_all_send_their_text_to_a_draft_for_one_look():
-    """Catching up costs the draft's device a prefill, so few do it for the probes of sixteen."""
-    outcome = Simulation(pair_of("memory", 0.1, 0.0, num_steps=16)).run(16, 20.0)
-
-    assert outcome.reasons[Reason.PROBE] > 30
-    assert outcome.reasons[Reason.CATCH_UP] < 0.6 * outcome.reasons[Reason.PROBE]
-
-
 def test_new_request_starts_from_what_its_pool_has_learned():
     """A second request with the always wrong draft hardly drafts; with the perfect one at once."""
     news = {}

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from specserve.config import SpeculativeConfig
 from specserve.errors import ConfigurationError
-from specserve.tools.models import link_pair
+from specserve.model import embedded
+from specserve.tools.models import EMBEDDED_DEFAULTS, link_pair, resolve_pair
 
 
 @pytest.fixture
@@ -42,3 +44,19 @@ def test_what_is_no_link_of_ours_is_left_alone(pair: tuple[Path, Path], tmp_path
         link_pair(*pair, tmp_path / "links")
 
     assert (tmp_path / "links" / "draft").read_text() == "mine"
+
+
+def test_what_the_user_says_of_the_embedded_pair_wins_over_its_defaults(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, draft = pair
+    found = embedded.EmbeddedPair(target, draft)
+    monkeypatch.setattr(embedded, "embedded_pair", lambda *_: found)
+    plain = resolve_pair(None, None, None).speculative
+    assert plain is not None
+    assert {key: getattr(plain, key) for key in EMBEDDED_DEFAULTS} == EMBEDDED_DEFAULTS
+    said = SpeculativeConfig(method="draft_model", draft_confidence_threshold=0.0)
+    own = resolve_pair(None, said, None).speculative
+    assert own is not None
+    assert (own.method, own.draft_confidence_threshold) == ("draft_model", 0.0)
+    assert own.model == plain.model == str(draft)

@@ -92,7 +92,6 @@ class LengthController:
             may_warm_up: this request may try K > 0 while nothing is known.
         """
         self._costs, self._is_probing = costs, False
-        self._budget.end(self)
         self._budget.accrue(costs.num_sessions, now)
         if min(costs.num_rounds, self.acceptance.num_pool_rounds) < WARMUP_ROUNDS:
             if may_warm_up:
@@ -114,7 +113,6 @@ class LengthController:
         self, num_asked: int, num_draft_tokens: int, num_accepted: int, wall_s: float
     ) -> None:
         """Learn from a round that asked for draft tokens and did not miss them."""
-        self._budget.end(self)
         self.acceptance.observe(num_asked, num_draft_tokens, num_accepted)
         costs, self._repeats = self._costs, False
         if self._is_probing and costs is not None and num_draft_tokens > 0:
@@ -159,7 +157,7 @@ class LengthController:
             k = len(options) - 1
         loss_s = options[k].loss_s(options[0]) + costs.delay_s[k]
         wait_s = self._budget.wait_s(loss_s, costs.num_sessions)
-        if self._repeats or (wait_s == 0 and self._budget.begin(self, now)):
+        if self._repeats or wait_s == 0:
             self._is_probing = True
             self._num_probes += 1
             return Choice(k, Reason.PROBE)

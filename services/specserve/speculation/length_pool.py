@@ -58,7 +58,6 @@ class LengthPool:
         k = self._last_k.pop(controller, None)
         if k is not None:
             self._num_by_k[k] -= 1
-            self.budget.end(controller)
 
     def load(
         self,

@@ -11,9 +11,6 @@ PROBE_SHARE = 0.005
 SAVINGS_S = 60.0
 """Probing saves up at most what this long a time allows; a dearer probe waits for no more."""
 
-HOLD_S = 5.0
-"""A probe of which nothing was heard for this long is over."""
-
 
 class ProbeBudget:
     """Session time that may be lost: it grows with the clock and shrinks with every probe."""
@@ -23,8 +20,6 @@ class ProbeBudget:
         """When decode-ahead was last asked for in order to measure it: one request is enough."""
         self._credit_s = 0.0
         self._at = now
-        self._prober: object = None
-        self._held_until = now
 
     @property
     def credit_s(self) -> float:
@@ -41,22 +36,6 @@ class ProbeBudget:
         """Return how long it takes until so much may be lost; 0 if it may be now."""
         missing = min(loss_s, _most(num_sessions)) - self._credit_s
         return max(0.0, missing) / (PROBE_SHARE * num_sessions)
-
-    def begin(self, prober: object, now: float) -> bool:
-        """Say whether a request may begin a probe: one at a time.
-
-        What a probe loses is known when it has ended. Without this, requests that come together all
-        find the same credit, and all send the draft their prompts for a single look.
-        """
-        if self._prober is not None and now < self._held_until:
-            return False
-        self._prober, self._held_until = prober, now + HOLD_S
-        return True
-
-    def end(self, prober: object) -> None:
-        """End the probe that a request began, if it did."""
-        if self._prober is prober:
-            self._prober = None
 
     def spend(self, loss_s: float) -> None:
         """Take what a probe has lost; less than 0 was gained, and gives nothing back."""

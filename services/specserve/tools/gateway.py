@@ -12,6 +12,7 @@ import os
 from specserve.config import EngineConfig
 from specserve.errors import ConfigurationError
 from specserve.gateway.config import GatewayConfig
+from specserve.tools import event_loop
 from specserve.tools.flags import add_model_flags, config_from_flags
 from specserve.tools.running import add_common_flags, configure_logging, stop_signals
 from specserve.tools.terminal import say_event
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         model=args.tokenizer, revision=args.revision, trust_remote_code=args.trust_remote_code
     )
     configure_logging(args.log_level)
-    return asyncio.run(_serve(config, target, args.orchestrator_address, args.stop_on_eof))
+    return event_loop.run(_serve(config, target, args.orchestrator_address, args.stop_on_eof))
 
 
 async def _serve(
@@ -84,6 +85,7 @@ async def _serve(
 
 
 def _say_ready(host: str, port: int) -> None:
+    event_loop.settle()
     say_event(
         "ready",
         {

@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from specserve.config import EngineConfig, SpeculativeConfig, SpeculativeMethod
+from specserve.config import EngineConfig, SpeculativeConfig
 from specserve.errors import ConfigurationError, VocabularyMismatch
 from specserve.tools.terminal import Progress, say
 
@@ -83,11 +83,13 @@ def cache_folder(given: str | None) -> Path:
     return Path(given).expanduser() if given else DEFAULT_CACHE.expanduser()
 
 
-EMBEDDED_METHOD: SpeculativeMethod = "cascade"
-"""How the embedded pair speculates unless told otherwise: its draft alone is slower."""
-
-EMBEDDED_CONFIDENCE_THRESHOLD = 0.25
-"""Where its draft stops guessing: one more draft token costs a tenth of a target's step here."""
+EMBEDDED_DEFAULTS: dict[str, object] = {
+    "method": "cascade",
+    "cascade_min_match_length": 3,
+    "draft_confidence_threshold": 0.25,
+}
+"""How the embedded pair speculates unless told otherwise: measured on two cores, where a draft
+token costs a tenth of a target's step (docs/benchmarks.md)."""
 
 
 def resolve_pair(
@@ -123,11 +125,8 @@ def resolve_pair(
     finally:
         progress.close()
     config = speculative or SpeculativeConfig()
-    update: dict[str, object] = {"model": str(pair.draft)}
-    if "method" not in config.model_fields_set:
-        update["method"] = EMBEDDED_METHOD
-    if "draft_confidence_threshold" not in config.model_fields_set:
-        update["draft_confidence_threshold"] = EMBEDDED_CONFIDENCE_THRESHOLD
+    unset = {k: v for k, v in EMBEDDED_DEFAULTS.items() if k not in config.model_fields_set}
+    update = unset | {"model": str(pair.draft)}
     return ModelPair(str(pair.target), config.model_copy(update=update), is_embedded=True)
 
 

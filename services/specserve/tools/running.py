@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from specserve.errors import ConfigurationError, quoted
+from specserve.tools import event_loop
 from specserve.tools.terminal import say_event, warn
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def run_service(
 ) -> int:
     """Start a service, say that it is ready, serve until told to stop; return the exit code."""
     configure_logging(args.log_level)
-    return asyncio.run(_serve(role, start, drain_deadline_s, stop_on_eof=args.stop_on_eof))
+    return event_loop.run(_serve(role, start, drain_deadline_s, stop_on_eof=args.stop_on_eof))
 
 
 async def _serve(
@@ -78,6 +79,7 @@ async def _serve(
         await asyncio.gather(starting, return_exceptions=True)
         return 0
     service = starting.result()
+    event_loop.settle()
     say_event(
         "ready",
         {

@@ -125,7 +125,10 @@ class CompiledDecoder:
         self._cos, self._sin = self._angles(256)
         self._windows = np.array([layer.window or _NO_WINDOW for layer in layers], np.int64)
         self._kernels = compile_kernels(self._shape.key_dim)
-        self._embedding: torch.Tensor = decoder.embed_tokens.weight.detach()  # [V, H]
+        # [V, H] bfloat16 as uint16; the tensor keeps the memory.
+        self._embedding: torch.Tensor = decoder.embed_tokens.weight.detach()
+        self._embedding_bits = self._embedding.view(torch.uint16).numpy()
+        self._kept_scratch: dict[int, tuple[npt.NDArray[Any], ...]] = {}
         head: Any = model.get_output_embeddings()
         self._num_columns: int = head.weight.shape[0]
         self._store = PanelStore(self._num_elements(len(layers)), is_int8=is_int8)
@@ -184,8 +187,9 @@ class CompiledDecoder:
         longest = int(positions.max()) + 1
         if longest > len(self._cos):
             self._cos, self._sin = self._angles(2 * longest)
-        token_ids = torch.tensor([i for part in batch for i in part.token_ids])
-        hidden = nn.functional.embedding(token_ids, self._embedding).float().numpy()  # [T, H]
+        token_ids = np.array([i for part in batch for i in part.token_ids])
+        bits = self._embedding_bits[token_ids].astype(np.uint32)
+        hidden = (bits << 16).view(np.float32)  # [T, H]
         keys, values = pool.stacked()
         _run_layers(
             (self._matmul(total), self._kernels.score, self._kernels.mix),
@@ -229,7 +233,16 @@ class CompiledDecoder:
         return torch.from_numpy(logits[:, : self._num_columns])
 
     def _scratch(self, rows: int, longest: int) -> tuple[npt.NDArray[Any], ...]:
-        """Arrays that one forward works in."""
+        """Give arrays that one forward works in; those of few rows are kept for the next one."""
+        kept = self._kept_scratch.get(rows)
+        if kept is not None and kept[-2].shape[1] >= longest:
+            return kept
+        arrays = self._new_scratch(rows, 2 * longest if rows <= MAX_ROWS else longest)
+        if rows <= MAX_ROWS:
+            self._kept_scratch[rows] = arrays
+        return arrays
+
+    def _new_scratch(self, rows: int, longest: int) -> tuple[npt.NDArray[Any], ...]:
         dim = self._shape.key_dim
         width = self._num_heads * dim
         joined = width + 2 * self._shape.num_kv_heads * dim
