@@ -316,8 +316,8 @@ def test_a_repeated_step_gets_the_stored_reply():
     call = caller.verify()
     first = verified(run(engine, call)[0])
     iterations = engine.load.num_iterations
-    again = verified(run(engine, replace(call, call_id=77_000))[0])
-    assert again.call_id == 77_000
+    again = verified(run(engine, replace(call, call_id=77_000_000))[0])
+    assert again.call_id == 77_000_000
     assert again.replacement_token_ids == first.replacement_token_ids
     assert engine.load.num_iterations == iterations
     check_pool(engine)
@@ -326,8 +326,8 @@ def test_a_repeated_step_gets_the_stored_reply():
 def test_the_same_step_in_flight_is_joined():
     engine, caller = toy_engine(), Caller("a", PROMPT)
     call = caller.verify()
-    replies = run(engine, call, replace(call, call_id=77_001))
-    assert [reply.call_id for reply in replies] == [call.call_id, 77_001]
+    replies = run(engine, call, replace(call, call_id=77_000_001))
+    assert [reply.call_id for reply in replies] == [call.call_id, 77_000_001]
     assert engine.load.num_iterations == 1
 
 
@@ -396,10 +396,10 @@ def test_a_cancelled_verify_is_answered_deadline_expired_and_leaves_the_session(
 def test_cancelling_one_of_two_joined_calls_leaves_the_other():
     engine, caller = toy_engine(), Caller("a", PROMPT)
     call = caller.verify()
-    failed, reply = run(engine, call, replace(call, call_id=77_002), Cancel(call.call_id))
+    failed, reply = run(engine, call, replace(call, call_id=77_000_002), Cancel(call.call_id))
     assert isinstance(error_of(failed), DeadlineExpired)
     assert failed.call_id == call.call_id
-    assert verified(reply).call_id == 77_002
+    assert verified(reply).call_id == 77_000_002
 
 
 def test_a_cancelled_propose_keeps_what_was_drawn():
@@ -461,15 +461,15 @@ def test_B076_decode_ahead_ends_cleanly_on_cancel_and_replays():
     call = caller.verify(num_decode_steps=9)
     engine.submit(call)
     sent = [output.replies[0] for output in (engine.step(), engine.step()) if output]
-    (joined_first, joined_second) = run_one(engine, replace(call, call_id=77_003))
+    (joined_first, joined_second) = run_one(engine, replace(call, call_id=77_000_003))
     assert verified(joined_first).replacement_token_ids == verified(sent[0]).replacement_token_ids
-    assert joined_second.call_id == 77_003
+    assert joined_second.call_id == 77_000_003
     (gone,) = run_one(engine, Cancel(call.call_id))
     assert isinstance(error_of(gone), DeadlineExpired)
-    (last,) = run(engine, Cancel(77_003))
+    (last,) = run(engine, Cancel(77_000_003))
     assert (verified(last).more_follows, verified(last).replacement_token_ids) == (False, ())
     assert verified(last).cached_length == len(PROMPT) + 1
-    assert len(run(engine, replace(call, call_id=77_004))) == 3
+    assert len(run(engine, replace(call, call_id=77_000_004))) == 3
     check_pool(engine)
 
 
@@ -758,4 +758,4 @@ def test_a_newcomer_waits_for_blocks_rather_than_take_an_elders():
 
 
 def test_call_ids_are_unique_in_these_tests():
-    assert next(CALL_IDS) < 77_000
+    assert next(CALL_IDS) < 77_000_000
