@@ -187,7 +187,7 @@ def no_token(session_id: str, row: int, mark: int) -> SpecServeError:
     if mark == -2:
         return InvalidRequest(
             "allowed_token_ids",
-            "together with bad_words and min_tokens it leaves no token to go on with; "
+            "together with bad_words, min_tokens and a grammar it leaves no token to go on with; "
             "at least one was wanted",
         )
     return NonFiniteLogits(session_id, row)

@@ -19,6 +19,7 @@ from specserve.model.messages import ProposeReply, Release, VerifyReply
 from specserve.model.session import KvSession
 from specserve.model.target_calls import VerifyState
 from specserve.model.toy import ToySpec, toy_logits
+from specserve.model.toy_tokenizer import ToyTokenizer
 from specserve.speculation.acceptance import accept
 from specserve.speculation.randomness import Purpose, uniforms
 from specserve.speculation.row_edits import RowEdits
@@ -40,6 +41,13 @@ BANS = Wanted(
 )
 ALLOWED = Wanted(allowed_token_ids=[0, 1, 3], presence_penalty=0.9)
 
+GRAMMAR = Wanted(
+    regex="(a| b){1,2}a?",
+    letters=" ab",
+    token_bytes=ToyTokenizer(ToySpec.parse(TARGET)).token_table().token_bytes,
+    presence_penalty=0.4,
+)
+
 
 def law_of(wanted: Wanted) -> dict[tuple[int, ...], float]:
     """Enumerate target-only sampling, EOS a token like the others."""
@@ -50,7 +58,8 @@ def law_of(wanted: Wanted) -> dict[tuple[int, ...], float]:
         for output, probability in law.items():
             logits = toy_logits(spec, [*PROMPT, *output])
             weights = np.exp(np.array(slow_row(logits.tolist(), PROMPT, output, wanted)))
-            for token, p in enumerate(weights / weights.sum()):
+            # Behind a text that cannot be, nothing need be allowed.
+            for token, p in enumerate(weights / weights.sum() if probability else 0.0 * weights):
                 longer[(*output, token)] = probability * float(p)
         law = longer
     return law
@@ -110,7 +119,11 @@ def played(wanted: Wanted) -> Fit:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wanted", [PENALTIES, BANS, ALLOWED], ids=["penalties", "bans", "allowed"])
+@pytest.mark.parametrize(
+    "wanted",
+    [PENALTIES, BANS, ALLOWED, GRAMMAR],
+    ids=["penalties", "bans", "allowed", "grammar"],
+)
 def test_b023_b025_the_law_is_that_of_target_only_sampling(wanted: Wanted) -> None:
     """Whole sequences of 4 tokens with K = 3: rows 1 to 3 of a block see the draft before them."""
     result = played(wanted)

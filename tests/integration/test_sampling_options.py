@@ -98,10 +98,12 @@ class Answer:
 
 
 @asynccontextmanager
-async def served(pair: Pair) -> AsyncIterator[httpx.AsyncClient]:
+async def served(
+    pair: Pair, tokenizer: ToyTokenizer = TOKENIZER
+) -> AsyncIterator[httpx.AsyncClient]:
     """Put a gateway before the pair's orchestrator."""
     backend = GrpcBackend([pair.orchestrator.address])
-    app = create_http_app(backend, TOKENIZER, GatewayConfig())
+    app = create_http_app(backend, tokenizer, GatewayConfig())
     transport = httpx.ASGITransport(app)
     try:
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:

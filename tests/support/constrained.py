@@ -6,11 +6,15 @@ Shares with them only the toy's table and the keyed noise.
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 
+from specserve.grammar.lark import regex_grammar
 from specserve.model.toy import ToySpec, toy_logits
 from specserve.speculation.constraints import TokenConstraints
 from specserve.speculation.randomness import exponential_noise
@@ -30,6 +34,11 @@ class Wanted:
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = True
     eos_token_ids: Sequence[int] = (0,)
+    regex: str = ""
+    """The text matches it; two more of `letters` end any that can be ended."""
+    letters: str = ""
+    token_bytes: Sequence[bytes] = ()
+    """What each id stands for; wanted with a regex."""
 
     def constraints(self, prompt_length: int) -> TokenConstraints:
         """Say the same as the services do."""
@@ -43,7 +52,40 @@ class Wanted:
             allowed_token_ids=tuple(self.allowed_token_ids),
             min_tokens=self.min_tokens,
             end_token_ids=tuple(sorted({*self.eos_token_ids, *self.stop_token_ids})),
+            grammar=regex_grammar("regex", self.regex) if self.regex else "",
+            eos_token_ids=tuple(self.eos_token_ids) if self.regex else (),
         )
+
+    def fits(self, output: Sequence[int], token: int) -> bool:
+        """Say whether some text of the regex goes on so, by trying completions."""
+        if not self.regex or any(eos in output for eos in self.eos_token_ids):
+            return True
+        text = b"".join(self.token_bytes[i] for i in output)
+        if token in self.eos_token_ids:
+            return is_match(self.regex, text)
+        more = self.token_bytes[token]
+        return bool(more) and begins_a_match(self.regex, self.letters, text + more)
+
+
+@cache
+def begins_a_match(regex: str, letters: str, text: bytes) -> bool:
+    """Say whether a match begins with `text`: all texts of up to two more letters are tried."""
+    # The text may end within a letter: its other bytes are tried too.
+    tails = {letter.encode()[cut:] for letter in letters for cut in range(len(letter.encode()))}
+    return any(
+        is_match(regex, text + tail + "".join(suffix).encode())
+        for tail in sorted({b"", *tails}, key=len)
+        for length in range(3)
+        for suffix in itertools.product(letters, repeat=length)
+    )
+
+
+def is_match(regex: str, text: bytes) -> bool:
+    """Say whether a text is whole letters, and matches from end to end."""
+    try:
+        return re.fullmatch(regex, text.decode()) is not None
+    except UnicodeDecodeError:
+        return False
 
 
 def slow_row(
@@ -67,6 +109,8 @@ def slow_row(
             text = [*output, token]
             if len(text) >= len(word) and text[len(text) - len(word) :] == list(word):
                 x = -np.inf
+        if not wanted.fits(output, token):
+            x = -np.inf
         row[token] = x
     return row
 

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from specserve.config import EngineConfig
+from specserve.grammar.compiler import GrammarCompiler
 from specserve.model.engine import Engine
 from specserve.model.engine_base import EngineLike
 from specserve.model.messages import (
@@ -43,6 +44,7 @@ def toy_engine(
     clock: Clock | None = None,
     num_cached_outcomes: int = 0,
     draft_confidence_threshold: float = 0.0,
+    grammars: GrammarCompiler | None = None,
     **config: object,
 ) -> Engine:
     """Build an engine over a toy model; keyword arguments are EngineConfig fields."""
@@ -53,6 +55,7 @@ def toy_engine(
         role=role,
         num_cached_outcomes=num_cached_outcomes,
         draft_confidence_threshold=draft_confidence_threshold,
+        grammars=grammars,
         clock=clock or Clock(),
     )
 

@@ -7,15 +7,19 @@ import numpy as np
 import pytest
 
 from specserve.model.messages import ProposeReply
+from specserve.model.toy import ToySpec
+from specserve.model.toy_tokenizer import ToyTokenizer
 from specserve.speculation.types import AcceptanceRule, SamplingParams
 from support.constrained import Wanted, slow_decode
 from support.engines import Caller, check_pool, run, toy_engine
 from unit.test_engine_rounds import MODEL, Request, play
 
+TOKEN_BYTES = ToyTokenizer(ToySpec.parse(MODEL)).token_table().token_bytes
 WANTED = (
     Wanted(repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.6),
     Wanted(bad_words=[(1, 2), (3,), (4, 5, 6)], frequency_penalty=0.2),
     Wanted(allowed_token_ids=[1, 2, 4, 6, 7], repetition_penalty=1.1),
+    Wanted(regex="(a|bb|c.e)*", letters="abcde", token_bytes=TOKEN_BYTES, frequency_penalty=0.3),
     Wanted(min_tokens=9, stop_token_ids=[2, 5], logit_bias={2: 3.0, 4: -100.0}),
     Wanted(),
 )

@@ -22,6 +22,7 @@ SECTIONS = {
     "stop-eos",
     "inputs",
     "openai-compat",
+    "structured-output",
 }
 MIN_REASON_LENGTH = 20
 """Characters; "no" or "later" is no reason."""

@@ -15,6 +15,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 import specserve
 from specserve.config import EngineConfig
 from specserve.errors import ConfigurationError, InvalidRequest, ModelUnavailable
+from specserve.grammar.compiler import GrammarCompiler
+from specserve.grammar.lark import regex_grammar
 from specserve.model.hf_tokenizer import load_backend
 from specserve.model.token_table import TokenTable
 from specserve.model.tokenizer import Tokenizer as AnyTokenizer
@@ -51,6 +53,31 @@ def test_byte_level_ids_concatenate_to_the_very_bytes(folder):
     assert table.decode([1, *ids[:1]], skip_special=False) == b"</s>h"
     assert {len(t) for t in table.token_bytes[2:258]} == {1}
     assert len(set(table.token_bytes)) == 260
+
+
+def test_a_grammar_over_byte_level_ids_sees_their_bytes(folder):
+    """Spaces and letters beyond ASCII are several ids; a mark is no text, its name is."""
+    tokenizer = load(folder)
+    table = tokenizer.token_table()
+    grammar = GrammarCompiler(lambda: table).compile(regex_grammar("regex", "  é.|<s>é?"))
+    ids = {text: i for i, text in enumerate(table.token_bytes)}
+
+    def allowed(*texts: bytes) -> set[int]:
+        matcher = grammar.matcher(tokenizer.eos_token_ids)
+        for text in texts:
+            matcher.push(ids[text])
+        return set(matcher.allowed_token_ids().tolist())
+
+    added = "  é".encode()
+    assert allowed() == {ids[b" "], ids[added], ids[b"<"]}
+    assert allowed(b" ", b" ") == {ids[b"\xc3"]}
+    assert allowed(b"<", b"s", b">") == {ids[b"\xc3"], *tokenizer.eos_token_ids}
+    assert allowed(b"<", b"s", b">", b"\xc3") == {ids[b"\xa9"]}
+    # Behind the added token: any letter, from its first byte on; no line break, no second half.
+    letters = allowed(added)
+    assert {ids[b"x"], ids[b"\xc3"], ids[b"\xe2"], ids[b"\xf0"]} <= letters
+    assert not letters & {ids[b"\n"], ids[b"\xa9"], ids[b"\xff"], ids[added], 0, 1, 258}
+    assert allowed(added, b"x") == set(tokenizer.eos_token_ids)
 
 
 def test_sentencepiece_pieces_become_bytes(tmp_path):

@@ -15,8 +15,13 @@ if TYPE_CHECKING:  # it brings the tokenizer library along, which a fake does no
     from specserve.model.tokenizer import Tokenizer
 
 
-def token_constraints(body: GenerationFields, tokenizer: Tokenizer) -> TokenConstraints | None:
+def token_constraints(
+    body: GenerationFields, tokenizer: Tokenizer, grammar: str = ""
+) -> TokenConstraints | None:
     """Return what the body asks of single tokens; None where it asks nothing.
+
+    Args:
+        grammar: what its text is held to (`structured.py`).
 
     Raises:
         InvalidRequest: one of bad_words has no tokens.
@@ -29,6 +34,7 @@ def token_constraints(body: GenerationFields, tokenizer: Tokenizer) -> TokenCons
         bad_words=_phrases(body.bad_words, tokenizer),
         allowed_token_ids=tuple(body.allowed_token_ids),
         min_tokens=body.min_tokens,
+        grammar=grammar,
     )
     return None if constraints == TokenConstraints() else constraints
 

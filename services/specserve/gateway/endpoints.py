@@ -14,14 +14,16 @@ from specserve.gateway.pair import ServedPair
 from specserve.gateway.plan import GenerationPlan, check_limits, check_model, make_plan
 from specserve.gateway.prompts import chat_prompt, completion_prompts
 from specserve.gateway.requests import ChatRequest, CompletionRequest
+from specserve.gateway.structured import wanted_grammar
 from specserve.gateway.token_text import TokenTexts
+from specserve.grammar.compiler import GrammarCompiler
 
 if TYPE_CHECKING:  # it brings the tokenizer library along, which a fake does not need
     from specserve.model.tokenizer import Tokenizer
 
 
 def completion_endpoint(
-    tokenizer: Tokenizer, config: GatewayConfig, texts: TokenTexts
+    tokenizer: Tokenizer, config: GatewayConfig, texts: TokenTexts, grammars: GrammarCompiler
 ) -> Endpoint[CompletionRequest]:
     """Put `/v1/completions` together."""
 
@@ -29,7 +31,8 @@ def completion_endpoint(
         check_model(body.model, pair)
         check_limits(body, len(body.prompt), config)
         prompts = await completion_prompts(body, tokenizer, config.tokenize_in_thread_chars)
-        constraints = token_constraints(body, tokenizer)
+        grammar = await wanted_grammar(body, grammars, pair)
+        constraints = token_constraints(body, tokenizer, grammar)
         return make_plan(request_id, body, prompts, pair, config, constraints)
 
     def answer(plan: GenerationPlan, body: CompletionRequest, created: int) -> CompletionFormat:
@@ -39,7 +42,7 @@ def completion_endpoint(
 
 
 def chat_endpoint(
-    tokenizer: Tokenizer, config: GatewayConfig, texts: TokenTexts
+    tokenizer: Tokenizer, config: GatewayConfig, texts: TokenTexts, grammars: GrammarCompiler
 ) -> Endpoint[ChatRequest]:
     """Put `/v1/chat/completions` together."""
 
@@ -47,7 +50,8 @@ def chat_endpoint(
         check_model(body.model, pair)
         check_limits(body, 1, config)
         prompt = await chat_prompt(body, tokenizer, config.tokenize_in_thread_chars)
-        constraints = token_constraints(body, tokenizer)
+        grammar = await wanted_grammar(body, grammars, pair)
+        constraints = token_constraints(body, tokenizer, grammar)
         return make_plan(request_id, body, [prompt], pair, config, constraints)
 
     def answer(plan: GenerationPlan, body: ChatRequest, created: int) -> ChatFormat:

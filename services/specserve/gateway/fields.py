@@ -20,6 +20,7 @@ from pydantic import (
 
 from specserve.config import SpeculativeMethod
 from specserve.errors import quoted
+from specserve.grammar.lark import MAX_CHOICES
 
 MAX_INT = 2**31 - 1
 MIN_SEED = -(2**63)
@@ -73,6 +74,47 @@ class StreamOptions(Body):
     """Every chunk carries the usage so far."""
     include_obfuscation: Literal[False] = False
     """Random padding against traffic analysis; only its absence is honoured."""
+
+
+class JsonSchemaFormat(Body):
+    """A named JSON schema."""
+
+    name: str = Field(min_length=1, max_length=64)
+    """Inert."""
+    description: str | None = None
+    """Inert."""
+    definition: dict[str, object] = Field(alias="schema")
+    """The schema; a keyword that cannot be honoured is refused."""
+    strict: bool | None = None
+    """Inert: every text is held to the schema."""
+
+
+class ResponseFormat(Body):
+    """What the text is."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    """Any text, any JSON object, or JSON of one schema."""
+    json_schema: JsonSchemaFormat | None = None
+    """With the type `json_schema`, and only with it."""
+
+
+class StructuredOutputs(Body):
+    """One language that the text is held to, in vLLM's names."""
+
+    json_schema: dict[str, object] | str | None = Field(None, alias="json")
+    """A JSON schema, or its text."""
+    regex: str | None = None
+    """The whole text matches it; look-around and back-references are refused."""
+    choice: list[str] | None = Field(None, max_length=MAX_CHOICES)
+    """The text is one of these."""
+    grammar: str | None = None
+    """A Lark grammar, as llguidance reads it; `start` is the text."""
+    json_object: Literal[True] | None = None
+    """Any JSON object."""
+    disable_any_whitespace: bool = False
+    """JSON without whitespace between its tokens."""
+    whitespace_pattern: str | None = None
+    """A regular expression of the whitespace between JSON's tokens; None takes any."""
 
 
 class GenerationFields(Body):
@@ -129,6 +171,18 @@ class GenerationFields(Body):
     min_tokens: int = Field(0, ge=0, le=MAX_INT)
     """Until the output holds so many tokens there is no EOS and no stop id, and stop strings end
     nothing."""
+    response_format: ResponseFormat | None = None
+    """What the text is. Of this and the next five fields at most one asks for something."""
+    structured_outputs: StructuredOutputs | None = None
+    """A language that the text is held to; EOS is allowed where it is whole, and only there."""
+    guided_json: dict[str, object] | str | None = None
+    """`structured_outputs.json` by its older name."""
+    guided_regex: str | None = None
+    """`structured_outputs.regex` by its older name."""
+    guided_choice: list[str] | None = Field(None, max_length=MAX_CHOICES)
+    """`structured_outputs.choice` by its older name."""
+    guided_grammar: str | None = None
+    """`structured_outputs.grammar` by its older name."""
     seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED)
     """Taken modulo 2^64, so that -1 is 2^64 - 1; None draws one from the operating system."""
     stop: Annotated[list[StopString], FailFast()] = Field(default_factory=list)

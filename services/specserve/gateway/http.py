@@ -38,6 +38,7 @@ from specserve.gateway.receiving import Refusal
 from specserve.gateway.requests import ChatRequest, CompletionRequest
 from specserve.gateway.token_routes import BODIES, add_token_routes
 from specserve.gateway.token_text import TokenTexts
+from specserve.grammar.compiler import GrammarCompiler
 
 if TYPE_CHECKING:  # it brings the tokenizer library along, which a fake does not need
     from specserve.model.tokenizer import Tokenizer
@@ -73,8 +74,9 @@ def create_http_app(
     tracer = tracer or trace.get_tracer("specserve.gateway")
     services = Services(backend, pair, config, drain, metrics, tracer)
     texts = TokenTexts(table)
-    completion = completion_endpoint(tokenizer, config, texts)
-    chat = chat_endpoint(tokenizer, config, texts)
+    grammars = GrammarCompiler(lambda: table)
+    completion = completion_endpoint(tokenizer, config, texts, grammars)
+    chat = chat_endpoint(tokenizer, config, texts, grammars)
     started_at = int(time.time())
     # Another spelling of a path is not that path: redirects would go round path-based guards.
     app = FastAPI(title="specserve", redirect_slashes=False, docs_url=None, redoc_url=None)

@@ -117,10 +117,8 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "prompt_cache_key": (),
     "prompt_logprobs": (),
     "reasoning_effort": (),
-    "response_format": ({"type": "text"},),
     "safety_identifier": (),
     "spaces_between_special_tokens": (True,),
-    "structured_outputs": (),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
@@ -131,6 +129,9 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 }
 """Known fields that are not honoured yet, with the values that change nothing: clients send those
 as a matter of course. Anything else gets a 400."""
+
+_VERBATIM = ("response_format", "structured_outputs", "guided_json")
+"""Fields with a JSON schema in them, where a null may be a value."""
 
 R = TypeVar("R", bound=BaseModel)
 
@@ -148,7 +149,11 @@ def parse_body(raw: bytes, kind: type[R]) -> R:
         raise InvalidRequest("", f"the body is not valid JSON: {error}") from None
     if not isinstance(fields, dict):
         raise InvalidRequest("", "the body is not a JSON object")
-    fields = {name: _without_nulls(value) for name, value in fields.items() if value is not None}
+    fields = {
+        name: value if name in _VERBATIM else _without_nulls(value)
+        for name, value in fields.items()
+        if value is not None
+    }
     for name in [name for name in fields if name not in kind.model_fields]:
         _check_unhonoured(name, fields.pop(name), kind)
     try:

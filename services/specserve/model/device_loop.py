@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from specserve.config import EngineConfig, SpeculativeConfig
 from specserve.model.engine_base import EngineLike
+from specserve.model.grammar_gate import GrammarGate, grammars_of
 from specserve.model.messages import EngineOutput, Message, Role, Shutdown
 from specserve.model.toy import PREFIX as TOY_PREFIX
 
@@ -33,14 +34,17 @@ def build_engine(
     from specserve.model.engine import Engine  # noqa: PLC0415
 
     speculative = speculative or SpeculativeConfig()
-    return Engine(
+    grammars = grammars_of(config)
+    engine = Engine(
         _load_runner(config),
         config,
         role=role,
         draft_sample_top_k=speculative.draft_sample_top_k,
         draft_confidence_threshold=speculative.draft_confidence_threshold,
         num_cached_outcomes=speculative.num_cached_outcomes,
+        grammars=grammars,
     )
+    return GrammarGate(engine, grammars)
 
 
 def run_device(

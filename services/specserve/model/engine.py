@@ -14,10 +14,12 @@ import torch
 
 from specserve.config import EngineConfig
 from specserve.errors import InvalidRequest, NonFiniteLogits
+from specserve.grammar.compiler import GrammarCompiler
 from specserve.model.calls import CallState
 from specserve.model.draft_calls import ProposeState
 from specserve.model.engine_base import EngineBase
 from specserve.model.forward_times import ForwardTimes
+from specserve.model.grammar_gate import grammars_of
 from specserve.model.kv_cache import BlockPool, BlockTable
 from specserve.model.messages import (
     Call,
@@ -54,6 +56,7 @@ class Engine(EngineBase):
         draft_sample_top_k: int = 64,
         draft_confidence_threshold: float = 0.0,
         num_cached_outcomes: int = 0,
+        grammars: GrammarCompiler | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         info = runner.info
@@ -75,6 +78,7 @@ class Engine(EngineBase):
             new_blocks=lambda opening: BlockTable(self._pool, opening.tenant_salt),
             vocab_size=info.vocab_size,
             max_length=min(info.max_model_len, info.num_blocks * info.block_size),
+            grammars=grammars or grammars_of(config),
         )
         self._times = ForwardTimes()
         self._ahead = (

@@ -18,6 +18,7 @@ from specserve.errors import (
     SessionNotFound,
     SpecServeError,
 )
+from specserve.grammar.compiler import GrammarCompiler
 from specserve.model.calls import CallState
 from specserve.model.draft_calls import ProposeState
 from specserve.model.kv_cache import BlockTable
@@ -79,6 +80,7 @@ class EngineBase(ABC):
         new_blocks: Callable[[SessionOpening], BlockTable | None],
         vocab_size: int,
         max_length: int,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self._call_type = ProposeCall if role == "draft" else VerifyCall
         self._role = role
@@ -94,6 +96,7 @@ class EngineBase(ABC):
             answer=self._outbox.append,
             vocab_size=vocab_size,
             max_length=max_length,
+            grammars=grammars,
         )
 
     @property

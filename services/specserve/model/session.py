@@ -6,7 +6,7 @@ Knows tokens, lengths and times; knows no logits, no forward and no batch.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from specserve.model.messages import Reply, SessionOpening
 from specserve.speculation.constraints import ConstraintState
 from specserve.speculation.digest import TokenChain
 from specserve.speculation.row_edits import RowEdits
+from specserve.speculation.token_matcher import TokenMatcher
 
 if TYPE_CHECKING:
     from specserve.model.calls import CallState
@@ -70,6 +71,8 @@ class KvSession:
     was drafted ahead comes sooner than one that was not."""
     constraint_state: ConstraintState | None = None
     """Follows `chain`; None before the first constrained row."""
+    new_matcher: Callable[[], TokenMatcher] | None = None
+    """Makes a matcher of the opening's grammar; None without one."""
 
     @property
     def cached_length(self) -> int:
@@ -97,7 +100,8 @@ class KvSession:
             return None
         state = self.constraint_state
         if state is None or state.constraints is not constraints:
-            state = self.constraint_state = ConstraintState(constraints)
+            matcher = None if self.new_matcher is None else self.new_matcher()
+            state = self.constraint_state = ConstraintState(constraints, matcher)
         state.follow(self.chain, length)
         return state.edits_after(then)
 

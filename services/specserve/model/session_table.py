@@ -7,16 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 
 from specserve.config import MAX_NUM_SPECULATIVE_TOKENS
 from specserve.errors import (
     CacheMismatch,
     CapacityExhausted,
     InvalidProposal,
+    InvalidRequest,
     Preempted,
     SessionNotFound,
     StaleStep,
 )
+from specserve.grammar.compiler import GrammarCompiler
 from specserve.model.kv_cache import BlockTable
 from specserve.model.messages import (
     Call,
@@ -28,6 +31,7 @@ from specserve.model.messages import (
 )
 from specserve.model.session import KvSession
 from specserve.speculation.acceptance import row_weight_sums
+from specserve.speculation.token_matcher import TokenMatcher
 from specserve.speculation.types import AcceptanceRule, SparseProbs
 
 
@@ -41,6 +45,7 @@ class SessionTable:
         answer: Callable[[Reply], None],
         vocab_size: int,
         max_length: int,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         """Build an empty table.
 
@@ -49,11 +54,13 @@ class SessionTable:
             answer: sends a reply.
             vocab_size: appended ids must lie below it.
             max_length: most tokens a session may ever hold.
+            grammars: reads the grammars of constrained sessions; None refuses those.
         """
         self._new_blocks = new_blocks
         self._answer = answer
         self._vocab_size = vocab_size
         self._max_length = max_length
+        self._grammars = grammars
         self._sessions: dict[str, KvSession] = {}
         self._num_opened = 0
 
@@ -104,6 +111,8 @@ class SessionTable:
             session.blocks = self._new_blocks(opening)
             if call.keep_length > 0:
                 raise CacheMismatch(0, call.keep_length)
+        if call.opening is not None:
+            session.new_matcher = self._matchers(opening)
         session.opening = opening
         session.truncate(call.keep_length + self._num_held(session, call))
         return session
@@ -138,10 +147,25 @@ class SessionTable:
             serial=self._num_opened,
             blocks=self._new_blocks(opening),
             last_step=call.step,
+            new_matcher=self._matchers(opening),
         )
         self._num_opened += 1
         self._sessions[call.session_id] = session
         return session
+
+    def _matchers(self, opening: SessionOpening) -> Callable[[], TokenMatcher] | None:
+        """Return what makes matchers of an opening's grammar.
+
+        Raises:
+            InvalidRequest: it is none, or nothing here reads grammars.
+        """
+        constraints = opening.sampling.constraints
+        if constraints is None or not constraints.grammar:
+            return None
+        if self._grammars is None:
+            raise InvalidRequest("grammar", "this engine reads none")
+        grammar = self._grammars.compile(constraints.grammar, opening.tenant_salt)
+        return partial(grammar.matcher, constraints.eos_token_ids)
 
     def _is_repeat(self, session: KvSession, call: Call) -> bool:
         """Order a call against the last one; join or replay it when it is the same."""

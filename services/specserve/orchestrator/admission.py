@@ -88,6 +88,8 @@ def admit(
     ends = frozenset(stop_ids) | (
         frozenset() if request.ignore_eos else frozenset(vocabulary.eos_token_ids)
     )
+    if request.ignore_eos and sampling.constraints is not None and sampling.constraints.grammar:
+        raise InvalidRequest("ignore_eos", "a grammar ends with EOS; together they cannot be had")
     constraints = complete_constraints(
         sampling.constraints,
         vocab_size=vocab_size,

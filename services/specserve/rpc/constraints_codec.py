@@ -19,6 +19,8 @@ MAX_PENALTY = 2.0
 """Of presence and frequency penalty, on either side of 0."""
 MAX_BIAS = 100.0
 """On either side of 0."""
+MAX_GRAMMAR_CHARACTERS = 2**17
+"""Twice what a client may write: quoting makes it longer."""
 
 
 def pack_constraints(constraints: TokenConstraints) -> common_pb2.TokenConstraints:
@@ -35,6 +37,8 @@ def pack_constraints(constraints: TokenConstraints) -> common_pb2.TokenConstrain
         allowed_token_ids=pack_ids(constraints.allowed_token_ids),
         min_tokens=constraints.min_tokens,
         end_token_ids=pack_ids(constraints.end_token_ids),
+        grammar=constraints.grammar,
+        eos_token_ids=pack_ids(constraints.eos_token_ids),
     )
 
 
@@ -59,6 +63,11 @@ def unpack_constraints(message: common_pb2.TokenConstraints) -> TokenConstraints
     for bias in biases:
         if not -MAX_BIAS <= bias <= MAX_BIAS:
             _refuse("logit_bias", bias, f"[-{MAX_BIAS}, {MAX_BIAS}]")
+    if len(message.grammar) > MAX_GRAMMAR_CHARACTERS:
+        raise InvalidRequest(
+            "grammar",
+            f"{len(message.grammar)} characters, at most {MAX_GRAMMAR_CHARACTERS} were wanted",
+        )
     return TokenConstraints(
         prompt_length=message.prompt_length,
         repetition_penalty=message.repetition_penalty,
@@ -69,6 +78,8 @@ def unpack_constraints(message: common_pb2.TokenConstraints) -> TokenConstraints
         allowed_token_ids=unpack_ids(message.allowed_token_ids, "allowed_token_ids"),
         min_tokens=message.min_tokens,
         end_token_ids=unpack_ids(message.end_token_ids, "end_token_ids"),
+        grammar=message.grammar,
+        eos_token_ids=unpack_ids(message.eos_token_ids, "eos_token_ids"),
     )
 
 

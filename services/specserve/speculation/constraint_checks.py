@@ -52,7 +52,14 @@ def complete_constraints(
             f"{quoted(list(constraints.allowed_token_ids))}: bad_words and min_tokens ban all of "
             "them; at least one that is left was wanted",
         )
-    complete = replace(constraints, prompt_length=prompt_length, end_token_ids=tuple(sorted(ends)))
+    if constraints.grammar and not eos_token_ids:
+        raise InvalidRequest("grammar", "the model has no end-of-text token to end it with")
+    complete = replace(
+        constraints,
+        prompt_length=prompt_length,
+        end_token_ids=tuple(sorted(ends)),
+        eos_token_ids=tuple(sorted(eos_token_ids)) if constraints.grammar else (),
+    )
     return None if complete.is_neutral else complete
 
 

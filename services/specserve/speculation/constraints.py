@@ -1,5 +1,7 @@
 """What a request asks of single tokens, and what that means at a position: penalties and bans.
 
+A grammar is one more ban: it is asked through a `TokenMatcher`, which moves as the state does.
+
 The state of row i of a verify block is that of committed + draft[:i]. It follows a session's tokens
 and is cut back by length with them, so a rejected token leaves nothing behind; one token costs the
 same however long the text is. Knows token ids; knows no logits (`row_edits.py` does), no model.
@@ -14,9 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from specserve.errors import InvalidRequest
 from specserve.speculation.digest import TokenChain
 from specserve.speculation.row_edits import NO_IDS, RowEdits
 from specserve.speculation.seen_tokens import SeenTokens
+from specserve.speculation.token_matcher import TokenMatcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,10 @@ class TokenConstraints:
     """`end_token_ids` are banned until the output holds so many tokens."""
     end_token_ids: tuple[int, ...] = ()
     """EOS ids and the request's stop_token_ids."""
+    grammar: str = ""
+    """Lark text of the language that the output is held to; empty allows any (see `grammar/`)."""
+    eos_token_ids: tuple[int, ...] = ()
+    """EOS ids: allowed where the grammar accepts, and nowhere else."""
 
     @property
     def is_neutral(self) -> bool:
@@ -50,6 +58,7 @@ class TokenConstraints:
             or self.logit_bias
             or self.bad_words
             or self.allowed_token_ids
+            or self.grammar
             or (self.min_tokens > 0 and self.end_token_ids)
         )
 
@@ -66,8 +75,19 @@ class TokenConstraints:
 class ConstraintState:
     """The constraints after some tokens of one session."""
 
-    def __init__(self, constraints: TokenConstraints) -> None:
+    def __init__(self, constraints: TokenConstraints, matcher: TokenMatcher | None = None) -> None:
+        """Start before any token.
+
+        Args:
+            matcher: of the grammar, at its start; it is this state's own from now on.
+
+        Raises:
+            InvalidRequest: there is a grammar, and nothing to match it with.
+        """
+        if constraints.grammar and matcher is None:
+            raise InvalidRequest("grammar", "nothing here reads it")
         self.constraints = constraints
+        self._matcher = matcher
         self._num_prompt = -1
         """Prompt tokens taken in; -1 before any."""
         self._output = array("i")
@@ -92,10 +112,14 @@ class ConstraintState:
         """Forget all but the first `length` tokens; those beyond are undone one by one."""
         if length < self._num_prompt:
             self._num_prompt = -1
-            self._output = array("i")
+            self._clear_output()
+            return
+        if len(self) <= length:
             return
         while len(self) > length:
             self._pop()
+        if self._matcher is not None:
+            self._matcher.truncate(len(self._output))
 
     def follow(self, chain: TokenChain, length: int) -> None:
         """Move to the first `length` tokens of a session.
@@ -105,7 +129,7 @@ class ConstraintState:
         """
         num_prompt = min(self.constraints.prompt_length, length)
         if self._num_prompt != num_prompt:
-            self._output = array("i")
+            self._clear_output()
             self._num_prompt = num_prompt
             counts = self.constraints.repetition_penalty != 1.0
             self._seen = SeenTokens(chain.slice(0, num_prompt) if counts else ())
@@ -118,13 +142,16 @@ class ConstraintState:
         self._output.append(token_id)
         if self.constraints.has_penalties:
             self._seen.push(token_id)
+        if self._matcher is not None:
+            self._matcher.push(token_id)
 
     def edits(self) -> RowEdits | None:
         """Return what happens to the row that predicts the next token; None for nothing."""
         constraints = self.constraints
         banned = self._banned_now()
         seen_ids, num_outputs = self._seen.table() if constraints.has_penalties else (NO_IDS,) * 2
-        if not (self._bias_ids.size or seen_ids.size or banned.size) and self._allowed is None:
+        allowed = self._allowed_now()
+        if not (self._bias_ids.size or seen_ids.size or banned.size) and allowed is None:
             return None
         return RowEdits(
             self._bias_ids,
@@ -135,7 +162,7 @@ class ConstraintState:
             constraints.frequency_penalty,
             constraints.presence_penalty,
             banned,
-            self._allowed,
+            allowed,
         )
 
     def edits_after(self, token_ids: Sequence[int]) -> RowEdits | None:
@@ -159,6 +186,18 @@ class ConstraintState:
             if len(output) >= len(start) and output[len(output) - len(start) :] == start
         ]
         return np.concatenate((banned, np.array(completed, np.int64))) if completed else banned
+
+    def _allowed_now(self) -> NDArray[np.int64] | None:
+        """Return the only ids that both the request's list and its grammar allow; None for all."""
+        matching = None if self._matcher is None else self._matcher.allowed_token_ids()
+        if matching is None or self._allowed is None:
+            return self._allowed if matching is None else matching
+        return np.intersect1d(self._allowed, matching, assume_unique=True)
+
+    def _clear_output(self) -> None:
+        self._output = array("i")
+        if self._matcher is not None:
+            self._matcher.truncate(0)
 
     def _pop(self) -> None:
         token_id = self._output.pop()

@@ -36,6 +36,11 @@ def body_for(path: str, fields: dict[str, Any]) -> dict[str, Any]:
     return {**start, **fields}
 
 
+def schema_format(schema: dict[str, Any]) -> dict[str, Any]:
+    """Ask for JSON of a schema."""
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+
+
 SHARED_WRONG: list[tuple[str, Any]] = [
     ("model", 5),
     ("stream", "yes"),
@@ -138,6 +143,35 @@ SHARED_WRONG: list[tuple[str, Any]] = [
     ("rejection_sample_method", "block"),
     ("rejection_sample_method", 1),
     ("speculation_metrics", "all"),
+    ("response_format", "json"),
+    ("response_format", {"type": "xml"}),
+    ("response_format", {"type": "json_schema"}),
+    ("response_format", {"type": "json_object", "json_schema": {"name": "a", "schema": {}}}),
+    ("response_format", {"type": "json_schema", "json_schema": {"schema": {}}}),
+    ("response_format", schema_format({"type": "number", "unevaluatedProperties": False})),
+    ("response_format", schema_format({"type": "objekt"})),
+    ("response_format", schema_format({"$ref": "https://example.com/schema"})),
+    ("response_format", schema_format({"enum": ["x" * 70_000]})),
+    ("structured_outputs", {}),
+    ("structured_outputs", {"regex": "(a"}),
+    ("structured_outputs", {"regex": "(?=a)a"}),
+    ("structured_outputs", {"regex": "(a)\\1"}),
+    ("structured_outputs", {"regex": "a" * 9000}),
+    ("structured_outputs", {"regex": "a", "choice": ["b"]}),
+    ("structured_outputs", {"regex": "a", "backtracking": True}),
+    ("structured_outputs", {"choice": []}),
+    ("structured_outputs", {"choice": ["a", 1]}),
+    ("structured_outputs", {"json": "{"}),
+    ("structured_outputs", {"json": "[]"}),
+    ("structured_outputs", {"json": {}, "whitespace_pattern": "(("}),
+    ("structured_outputs", {"grammar": "start: x"}),
+    ("structured_outputs", {"grammar": "root ::= [0-9]"}),
+    ("structured_outputs", {"grammar": '%llguidance {}\nstart: "a"'}),
+    ("structured_outputs", {"json_object": False}),
+    ("guided_json", {"type": 5}),
+    ("guided_regex", "[a"),
+    ("guided_choice", "a"),
+    ("guided_grammar", " "),
 ]
 
 SHARED_UNHONOURED: list[tuple[str, Any]] = [
@@ -148,8 +182,6 @@ SHARED_UNHONOURED: list[tuple[str, Any]] = [
     ("include_stop_str_in_output", True),
     ("add_generation_prompt", False),
     ("chat_template_kwargs", {"a": 1}),
-    ("structured_outputs", {"regex": "(a+)+$"}),
-    ("response_format", {"type": "json_object"}),
     ("priority", 1),
     ("tools", [{"type": "function"}]),
     ("tool_choice", "required"),
@@ -687,6 +719,9 @@ async def test_the_openapi_document_publishes_every_field_with_its_range(name: s
     assert published["bad_words"]["maxItems"] == 128
     assert published["allowed_token_ids"]["minItems"] == 1
     assert published["min_tokens"]["minimum"] == 0
+    outputs = document["components"]["schemas"]["StructuredOutputs"]["properties"]
+    assert {"json", "regex", "choice", "grammar", "json_object"} < outputs.keys()
+    assert all(field.get("description") for field in outputs.values())
 
 
 OPTIONS = (
@@ -699,6 +734,12 @@ OPTIONS = (
     "min_tokens",
     "stop_token_ids",
     "ignore_eos",
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
 )
 
 

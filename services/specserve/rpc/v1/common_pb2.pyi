@@ -43,7 +43,7 @@ class SamplingParams(_message.Message):
     def __init__(self, rule: _Optional[_Union[AcceptanceRule, str]] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., stop_token_ids: _Optional[bytes] = ..., num_logprobs_plus_one: _Optional[int] = ..., constraints: _Optional[_Union[TokenConstraints, _Mapping]] = ...) -> None: ...
 
 class TokenConstraints(_message.Message):
-    __slots__ = ("prompt_length", "repetition_penalty", "presence_penalty", "frequency_penalty", "bias_token_ids", "biases", "bad_word_token_ids", "bad_word_lengths", "allowed_token_ids", "min_tokens", "end_token_ids")
+    __slots__ = ("prompt_length", "repetition_penalty", "presence_penalty", "frequency_penalty", "bias_token_ids", "biases", "bad_word_token_ids", "bad_word_lengths", "allowed_token_ids", "min_tokens", "end_token_ids", "grammar", "eos_token_ids")
     PROMPT_LENGTH_FIELD_NUMBER: _ClassVar[int]
     REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
     PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
@@ -55,6 +55,8 @@ class TokenConstraints(_message.Message):
     ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     END_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     prompt_length: int
     repetition_penalty: float
     presence_penalty: float
@@ -66,7 +68,9 @@ class TokenConstraints(_message.Message):
     allowed_token_ids: bytes
     min_tokens: int
     end_token_ids: bytes
-    def __init__(self, prompt_length: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., bias_token_ids: _Optional[bytes] = ..., biases: _Optional[bytes] = ..., bad_word_token_ids: _Optional[bytes] = ..., bad_word_lengths: _Optional[_Iterable[int]] = ..., allowed_token_ids: _Optional[bytes] = ..., min_tokens: _Optional[int] = ..., end_token_ids: _Optional[bytes] = ...) -> None: ...
+    grammar: str
+    eos_token_ids: bytes
+    def __init__(self, prompt_length: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., bias_token_ids: _Optional[bytes] = ..., biases: _Optional[bytes] = ..., bad_word_token_ids: _Optional[bytes] = ..., bad_word_lengths: _Optional[_Iterable[int]] = ..., allowed_token_ids: _Optional[bytes] = ..., min_tokens: _Optional[int] = ..., end_token_ids: _Optional[bytes] = ..., grammar: _Optional[str] = ..., eos_token_ids: _Optional[bytes] = ...) -> None: ...
 
 class SessionOpening(_message.Message):
     __slots__ = ("sampling", "tenant_salt", "priority")
