@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from specserve.config import SpeculativeConfig
 from specserve.errors import ConfigurationError
 from specserve.model import embedded
+from specserve.tools import demo, serve
+from specserve.tools.flags import Parser
 from specserve.tools.models import EMBEDDED_DEFAULTS, link_pair, resolve_pair
 
 
@@ -60,3 +63,15 @@ def test_what_the_user_says_of_the_embedded_pair_wins_over_its_defaults(
     assert own is not None
     assert (own.method, own.draft_confidence_threshold) == ("draft_model", 0.0)
     assert own.model == plain.model == str(draft)
+
+
+@pytest.mark.parametrize("command", [serve, demo])
+def test_flags_of_serve_and_demo_make_an_application(command: ModuleType) -> None:
+    """Both commands give every value that the application is made of."""
+    parser = Parser("specserve", "")
+    command.add_arguments(parser)
+    draft = '{"model": "toy:vocab_size=16,noise=0.5"}'
+    words = ["toy:vocab_size=16", "--port", "0", "--speculative-config", draft]
+    serve_args, pair = serve.serve_args_from(parser.parse(words))
+    assert serve_args.target.model == pair.target == "toy:vocab_size=16"
+    assert serve_args.target_pool.num_replicas == serve_args.draft_pool.num_replicas == 1

@@ -67,7 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal comes."""
-    serve_args, pair = serve_args_from(args)
+    named = args.config is not None
+    serve_args, pair = _serve_args_from_file(args) if named else serve_args_from(args)
     with stop_signals_interrupt() as interrupts:
         try:
             with serving(serve_args, pair, interrupts) as (base_url, replicas):
@@ -86,8 +87,6 @@ def serve_args_from(args: argparse.Namespace) -> tuple[ServeArgs, ModelPair]:
         ConfigurationError: a flag is wrong, or the port is taken.
         VocabularyMismatch: draft and target differ; the first differing id is named.
     """
-    if args.config is not None:
-        return _serve_args_from_file(args)
     gateway = config_from_flags(args, GatewayConfig)
     config_from_flags(args, EngineConfig, model="")  # a wrong flag is told before models are pulled
     pools = {
