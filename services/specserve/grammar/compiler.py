@@ -144,7 +144,7 @@ class _Bytes:
 
     def __call__(self, text: str | bytes) -> list[int]:
         """Refuse to tokenise: without forced tokens nobody asks."""
-        raise NotImplementedError
+        raise RuntimeError("forced tokens are off: nothing is to be tokenised")
 
 
 def explained(message: str) -> str:
