@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from helpers.processes import CommandLine
-from specserve.tools.local_process import free_port
+from specserve.tools.held_port import HeldPort
 
 TARGET = "toy:vocab_size=96,seed=7,step_ms=4"
 DRAFT = "toy:vocab_size=96,seed=7,noise=0.7,noise_seed=1"
@@ -26,9 +26,16 @@ class Served:
     """A running `specserve serve`, what it said about itself, and a client of it."""
 
     def __init__(self, *flags: str) -> None:
-        port = free_port()
+        self._port = HeldPort()
         config = json.dumps({"model": DRAFT})
-        words = ["serve", TARGET, f"--port={port}", "--speculative-config", config, *flags]
+        words = [
+            "serve",
+            TARGET,
+            f"--port={self._port.number}",
+            "--speculative-config",
+            config,
+            *flags,
+        ]
         self.command = CommandLine(words)
         ready = self.command.wait_event("ready", START_TIMEOUT_S)
         self.url = str(ready["address"])
@@ -38,6 +45,7 @@ class Served:
         """End it, whatever state it is in."""
         self.client.close()
         self.command.kill()
+        self._port.release()
 
     def replica(self, role: str) -> tuple[int, str]:
         """Return pid and address as printed for people."""

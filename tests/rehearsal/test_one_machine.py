@@ -10,7 +10,7 @@ import pytest
 
 from helpers.processes import CommandLine, left_running
 from rehearsal.test_cluster import PROMPT, START_TIMEOUT_S, settings
-from specserve.tools.local_process import free_port
+from specserve.tools.held_port import HeldPort
 
 pytestmark = pytest.mark.slow
 
@@ -18,7 +18,8 @@ pytestmark = pytest.mark.slow
 def test_clusters_settings_serve_on_one_machine(tmp_path: Path) -> None:
     """The file of an overlay, its models and port apart, is served without groups, and stops."""
     path = tmp_path / "specserve.yaml"
-    text = settings().replace("port: 8000", f"port: {free_port()}")
+    port = HeldPort()
+    text = settings().replace("port: 8000", f"port: {port.number}")
     path.write_text(text.replace("num_cpus: 1,", "num_cpus: 0.5,"))  # for a machine of two
     command = CommandLine(["serve", "--config", str(path)])
     try:
@@ -34,3 +35,4 @@ def test_clusters_settings_serve_on_one_machine(tmp_path: Path) -> None:
         assert left_running(processes) == []
     finally:
         command.kill()
+        port.release()

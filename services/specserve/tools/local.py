@@ -21,7 +21,8 @@ from specserve.errors import PeerUnavailable
 from specserve.rpc.channel import open_channel
 from specserve.rpc.v1.generation_pb2 import GetPairRequest
 from specserve.rpc.v1.generation_pb2_grpc import GenerationServiceStub
-from specserve.tools.local_process import LocalService, free_port, launch
+from specserve.tools.held_port import HeldPort
+from specserve.tools.local_process import LocalService, launch
 
 PAIR_TIMEOUT_S = 30.0
 """Longest wait for services that all are ready to find one another."""
@@ -77,6 +78,7 @@ class LocalPair:
         self.drafts: list[LocalService] = []
         self.orchestrators: list[LocalService] = []
         self.gateways: list[LocalService] = []
+        self._ports: list[HeldPort] = []
 
     @property
     def services(self) -> list[LocalService]:
@@ -101,21 +103,22 @@ class LocalPair:
 
     async def _start(self) -> None:
         # All start at once, on ports chosen beforehand: most of a start is imports, in parallel.
+        # They stay held to the end: a successor finds the port of the one it replaces.
         spec = self.spec
         config = spec.speculative_json()
         config_flags = () if config is None else (f"--speculative-config={config}",)
         peers: list[str] = []
         for _ in range(spec.num_targets):
-            port = free_port()
+            port = self._hold_port()
             await self.start_target(f"--port={port}")
             peers.append(f"--target-address=127.0.0.1:{port}")
         for _ in range(spec.num_drafts if spec.needs_drafts() else 0):
-            port = free_port()
+            port = self._hold_port()
             await self.start_draft(f"--port={port}")
             peers.append(f"--draft-address=127.0.0.1:{port}")
         fronts: list[str] = []
         for _ in range(spec.num_orchestrators):
-            port = free_port()
+            port = self._hold_port()
             flags = (*peers, *config_flags, *spec.orchestrator_flags, f"--port={port}")
             self.orchestrators.append(await launch("orchestrator", flags, spec.env))
             fronts.append(f"--orchestrator-address=127.0.0.1:{port}")
@@ -152,6 +155,12 @@ class LocalPair:
         for layer in (self.gateways, self.orchestrators, [*self.drafts, *self.targets]):
             await asyncio.gather(*(service.stop() for service in layer))
             layer.clear()
+        while self._ports:
+            self._ports.pop().release()
+
+    def _hold_port(self) -> int:
+        self._ports.append(HeldPort())
+        return self._ports[-1].number
 
 
 @contextlib.contextmanager

@@ -9,9 +9,7 @@ import asyncio
 import contextlib
 import json
 import os
-import random
 import signal
-import socket
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -119,22 +117,6 @@ async def launch(role: str, flags: Sequence[str], env: Mapping[str, str]) -> Loc
         start_new_session=True,
     )
     return LocalService(role, process, log)
-
-
-def free_port() -> int:
-    """Choose a port that nobody listens on.
-
-    From below the range that systems give to outgoing connections, so that none takes it before
-    the service does.
-    """
-    while True:
-        port = random.randrange(20_000, 32_768)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
 
 
 def own_environment(added: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -22,8 +22,8 @@ from specserve.gateway.config import GatewayConfig
 from specserve.serve_args import PoolOptions, ServeArgs
 from specserve.tools.config_file import load_serve_args
 from specserve.tools.flags import add_model_flags, as_flag, config_from_flags
+from specserve.tools.held_port import HeldPort
 from specserve.tools.interrupts import Interrupts, stop_signals_interrupt
-from specserve.tools.local_process import free_port
 from specserve.tools.models import CACHE_HELP, ModelPair, require_fitting, resolve_pair
 from specserve.tools.process import SPECULATIVE_HELP, speculative_from
 from specserve.tools.terminal import say, say_event, warn
@@ -95,8 +95,6 @@ def serve_args_from(args: argparse.Namespace) -> tuple[ServeArgs, ModelPair]:
         )
         for pool in ("target", "draft")
     }
-    if gateway.port == 0:
-        gateway = gateway.model_copy(update={"port": free_port()})
     require_free_port(gateway.host, gateway.port)
     pair = resolve_pair(args.target, speculative_from(args), args.cache_dir)
     engine = config_from_flags(args, EngineConfig, model=pair.target)
@@ -171,12 +169,12 @@ def serving(
     from specserve.app import LocalRay
 
     interrupts.allow(1)  # what a signal begins to clean up, the next must not leave half done
-    with LocalRay(args) as local:
+    with _with_a_port(args) as placed, LocalRay(placed) as local:
         interrupts.install()
         try:
             say("specserve: loading models")
             local.deploy()
-            base_url = url_of(args.gateway)
+            base_url = url_of(placed.gateway)
             wait_ready(base_url)
             replicas = local.describe()
             say(f"specserve: ready after {time.monotonic() - started:.1f} s")
@@ -186,6 +184,17 @@ def serving(
                 _drain(local, args.gateway.shutdown_grace_s, interrupts)
         finally:
             interrupts.allow(0)
+
+
+@contextmanager
+def _with_a_port(args: ServeArgs) -> Iterator[ServeArgs]:
+    """Choose the port that was left to choice: Ray Serve's proxy does not tell which it took."""
+    if args.gateway.port != 0:
+        yield args
+        return
+    with HeldPort() as port:
+        gateway = args.gateway.model_copy(update={"port": port.number})
+        yield args.model_copy(update={"gateway": gateway})
 
 
 def _drain(local: LocalRay, grace_s: float, interrupts: Interrupts) -> None:

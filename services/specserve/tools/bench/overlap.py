@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from specserve.speculation.types import AcceptanceRule, SamplingParams
 from specserve.tools.generation_client import Generated, GenerationClient, Job
+from specserve.tools.held_port import HeldPort
 from specserve.tools.local import LocalPair, PairSpec
-from specserve.tools.local_process import free_port
 from specserve.tools.terminal import say
 
 TARGET_STEP_MS = 20.0
@@ -90,7 +90,7 @@ async def run_overlap_suite(options: OverlapOptions) -> dict[str, float]:
 
 
 async def _start(stack: AsyncExitStack, draft: str, num_cached_outcomes: int) -> _Side:
-    port = free_port()
+    port = stack.enter_context(HeldPort()).number
     config = json.dumps(
         {
             "num_speculative_tokens": NUM_SPECULATIVE_TOKENS,
