@@ -224,6 +224,9 @@ class OrchestratorConfig(Config):
 
     draft_timeout_s: float = Field(1.0, gt=0)
     """A proposal later than this makes the round target-only."""
+    draft_catch_up_timeout_s: float = Field(0.0, ge=0)
+    """How long a round waits for a draft that is still taking in the prompt; 0: the target decodes
+    alone meanwhile. For measurements that must draft however short their requests are."""
     target_timeout_s: float = Field(60.0, gt=0)
     """A verify call without an answer for this long counts as a lost replica."""
     reopen_timeout_s: float = Field(60.0, gt=0)

@@ -225,6 +225,7 @@ async def running_pair(
                 "heartbeat_s": 0.2,
                 # A busy machine must not make proposals late that a test counts on.
                 "draft_timeout_s": 5.0,
+                "draft_catch_up_timeout_s": 5.0,
                 **config,
             }
         )

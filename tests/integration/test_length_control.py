@@ -329,3 +329,16 @@ async def test_series_do_not_grow_with_tenants_requests_or_replicas_B139() -> No
                 sizes.append(len(metrics_of(pair.orchestrator)))
     # Only K, a reason or a position that had not come up before may add one.
     assert sizes[1] <= sizes[0] + 8
+
+
+@pytest.mark.parametrize("method", ["draft_model", "cascade"])
+async def test_a_round_waits_for_a_draft_that_reads_the_prompt_where_that_is_asked(method: str):
+    """However short a request and slow its draft: it drafts. Nobody waits by default."""
+    speculative = {"method": method}
+    async with running_pair(
+        draft=f"{DRAFT},step_ms=150", speculative=speculative, draft_catch_up_timeout_s=30.0
+    ) as pair:
+        answer = await pair.generate(make_request([5, 6, 7] * 200, max_tokens=8))
+    assert answer.record is not None
+    assert answer.record.num_draft_tokens > 0
+    assert OrchestratorConfig().draft_catch_up_timeout_s == 0

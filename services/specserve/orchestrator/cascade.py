@@ -79,6 +79,11 @@ class Cascade:
         """Let both take in the prompt beside the first round."""
         return self._draft.catch_up(traceparent) | self._suffix.catch_up(traceparent)
 
+    async def caught_up(self, timeout_s: float) -> None:
+        """Wait until both have taken in what they were given."""
+        await self._draft.caught_up(timeout_s)
+        await self._suffix.caught_up(timeout_s)
+
     async def propose(self, num_speculative_tokens: int, traceparent: str) -> Drafted:
         """Take the suffix guess if it is good or the only one, else the draft's."""
         began = self._clock()

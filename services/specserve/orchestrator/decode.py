@@ -111,6 +111,7 @@ class Decoder:
             self._proposer.close()
 
     async def _propose(self, traceparent: str) -> Drafted:
+        await self._length.caught_up()
         k = self._length.plan(traceparent).num_speculative_tokens
         if self._proposer is None or k == 0:
             return NOTHING_DRAFTED

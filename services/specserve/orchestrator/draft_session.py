@@ -6,6 +6,7 @@ messages; knows no acceptance.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -91,6 +92,12 @@ class DraftSession:
             return False
         self._start(0, traceparent)
         return True
+
+    async def caught_up(self, timeout_s: float) -> None:
+        """Wait for the answer of a call that nobody waited for, such as one with the prompt."""
+        if self._pending is not None:
+            with contextlib.suppress(TimeoutError):
+                await self._pending.wait(timeout_s)
 
     async def propose(self, num_speculative_tokens: int, traceparent: str) -> Drafted:
         """Append what is committed and draft; empty when it is late, lost or wrong."""

@@ -64,6 +64,11 @@ class LookupProposer:
         self._reading = asyncio.create_task(self._read_all(), name="lookup")
         return True
 
+    async def caught_up(self, timeout_s: float) -> None:
+        """Wait until the prompt has been read."""
+        if self._reading is not None:
+            await asyncio.wait((self._reading,), timeout=timeout_s)
+
     async def propose(self, num_speculative_tokens: int, traceparent: str) -> Drafted:
         """Guess from what is committed."""
         began = self._clock()

@@ -83,6 +83,10 @@ class Proposer(Protocol):
         """Begin to take in what is committed, without waiting; True when it may be asked next."""
         ...
 
+    async def caught_up(self, timeout_s: float) -> None:
+        """Wait until what it was given is taken in, at most so long."""
+        ...
+
     async def propose(self, num_speculative_tokens: int, traceparent: str) -> Drafted:
         """Guess at most `num_speculative_tokens` >= 1 tokens; fewer, or none, are fine."""
         ...

@@ -54,6 +54,12 @@ class RequestLength:
         self._num_late = 0
         self._round: RoundClock | None = None
 
+    async def caught_up(self) -> None:
+        """Wait for a proposer that is still taking in the prompt, where that is configured."""
+        timeout_s = self._control.config.draft_catch_up_timeout_s
+        if timeout_s > 0 and self._proposer is not None:
+            await self._proposer.caught_up(timeout_s)
+
     def plan(self, traceparent: str) -> Choice:
         """Decide the next round, having learned from the last one."""
         now = self._control.clock()

@@ -69,9 +69,18 @@ class PendingCall(Generic[CallT, ReplyT]):
             TimeoutError: nothing came within `timeout_s` seconds.
             SpecServeError: the call failed.
         """
-        while not self._replies:
-            if self._error is not None:
-                raise self._error
+        await self.wait(timeout_s)
+        if not self._replies and self._error is not None:
+            raise self._error
+        return self._replies.popleft()
+
+    async def wait(self, timeout_s: float | None = None) -> None:
+        """Wait until a reply or an error has come, and leave it there.
+
+        Raises:
+            TimeoutError: nothing came within `timeout_s` seconds.
+        """
+        while not self._replies and self._error is None:
             if self.closed:
                 raise RuntimeError("every reply of this call was read already")
             loop = asyncio.get_running_loop()
@@ -84,7 +93,6 @@ class PendingCall(Generic[CallT, ReplyT]):
                 if timer is not None:
                     timer.cancel()
                 self._waiter = None
-        return self._replies.popleft()
 
 
 def _expire(waiter: asyncio.Future[None]) -> None:
