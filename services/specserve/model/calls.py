@@ -72,10 +72,12 @@ class CallState:
         self.session.chain.append(self.peek(count))
         self._num_fed += count
 
-    def note_start(self, now: float) -> None:
-        """Record that the first forward is about to run."""
-        if self._started_at is None:
-            self._started_at = now
+    def note_start(self, now: float) -> bool:
+        """Record that a forward is about to run; True when it is the first."""
+        if self._started_at is not None:
+            return False
+        self._started_at = now
+        return True
 
     def note_forward(self, forward_s: float, batch_size: int, rows: int) -> None:
         """Record a forward this call took part in."""

@@ -32,6 +32,7 @@ from specserve.model.messages import (
 )
 from specserve.model.outcome_drafter import OutcomeDrafter, draw_tokens
 from specserve.model.outcome_plan import AheadForward
+from specserve.model.queue_time import QueueTime
 from specserve.model.runner import Runner, SequenceSlice
 from specserve.model.sampler import score_rows
 from specserve.model.scheduler import PlannedSlice, Scheduler, skip_cached
@@ -81,6 +82,8 @@ class Engine(EngineBase):
             grammars=grammars or grammars_of(config),
         )
         self._times = ForwardTimes()
+        self._queue_time = QueueTime()
+        self._busy_s = 0.0
         self._ahead = (
             OutcomeDrafter(
                 runner,
@@ -116,13 +119,22 @@ class Engine(EngineBase):
     def load(self) -> EngineLoad:
         """How busy the engine is."""
         ahead = self._ahead
+        calls = self._calls()
+        waiting = [call.arrived_at for call in calls if not call.is_started]
+        oldest = min(waiting, default=None)
         return EngineLoad(
             num_free_blocks=self._pool.num_free + (0 if ahead is None else ahead.num_blocks),
             num_blocks=self._pool.num_blocks,
             num_sessions=len(self._sessions),
-            num_waiting=sum(not call.is_started for call in self._calls()),
+            num_waiting=len(waiting),
             num_iterations=self._num_iterations,
             outcomes=None if ahead is None else ahead.counts,
+            queue_s=self._queue_time.seconds(oldest, self._clock()) if calls else 0.0,
+            least_priority=min(
+                (s.opening.priority for s in self._sessions if s.blocks and s.blocks.blocks),
+                default=0,
+            ),
+            busy_s=self._busy_s,
         )
 
     def wait_s(self) -> float | None:
@@ -195,7 +207,8 @@ class Engine(EngineBase):
         started_at = self._clock()
         num_tokens = sum(item.num_tokens for item in plan)
         for item in plan:
-            item.call.note_start(started_at)
+            if item.call.note_start(started_at):
+                self._queue_time.note(started_at - item.call.arrived_at)
         riding = self._riding(plan, num_tokens)
         extra = [] if riding is None else riding.slices()
         logits = self._runner.forward([_slice(item) for item in plan] + extra)
@@ -209,6 +222,7 @@ class Engine(EngineBase):
             else self._score(wanted, logits)
         )
         forward_s = self._clock() - started_at
+        self._busy_s += forward_s
         self._times.note(num_tokens + len(extra), forward_s)
         for item in plan:
             item.call.note_forward(forward_s, len(plan), num_tokens)

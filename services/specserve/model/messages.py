@@ -219,6 +219,14 @@ class EngineLoad:
     """Device iterations so far: a hung device stops moving it."""
     outcomes: OutcomeCounts | None = None
     """None where no outcome cache is switched on."""
+    queue_s: float = 0.0
+    """Seconds that calls wait for their first forward, of late or by now; 0 while none is here."""
+    least_priority: int = 0
+    """Of the session that would lose its blocks first; 0 where none holds any."""
+    busy_s: float = 0.0
+    """Seconds of forwards since the start."""
+    num_callers: int = 0
+    """Orchestrators with an open stream; the server knows, a device does not."""
 
 
 Reply = ProposeReply | VerifyReply | CallFailed

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from specserve.config import SpeculativeMethod
 from specserve.errors import ContextOverflow, InvalidRequest
 from specserve.orchestrator.request_state import RequestState
+from specserve.orchestrator.routing import prefix_key
 from specserve.orchestrator.trimming import Trimmer
 from specserve.orchestrator.vocabulary import Vocabulary
 from specserve.rpc import codec
@@ -39,6 +40,8 @@ class PairLimits:
     """Configured proposer; None when speculation is off."""
     methods: tuple[SpeculativeMethod, ...] = ()
     """Proposers that a request may name."""
+    block_size: int = 0
+    """Tokens per KV block of the targets; 0 while that is not known."""
 
 
 def admit(
@@ -111,6 +114,7 @@ def admit(
         num_speculative_tokens=k,
         chain=chain,
         method=method,
+        prefix_key=prefix_key(prompt, limits.block_size, request.tenant_salt),
     )
     hidden = frozenset() if request.include_special_tokens else vocabulary.table.special_token_ids
     trimmer = Trimmer(

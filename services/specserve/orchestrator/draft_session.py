@@ -108,14 +108,17 @@ class DraftSession:
         """Have a usable draft; False means target-only for now."""
         link = self.link
         if link is not None:
-            if self._pool.may_use(link) and self._pool.successor(link) is None:
+            if self._pool.may_use(link) and self._pool.successor(link, self._state.demand) is None:
                 return True
             if link.is_returning:
                 return False  # what it holds is worth a few target-only rounds
             self._detach()
         if self._clock() < self._retry_at:
             return False
-        self.link = self._pool.choose()
+        # A draft that is full has better be left alone: it would take another session's blocks.
+        self.link = self._pool.choose(self._state.demand, must_fit=True)
+        if self.link is None:
+            self._retry_at = self._clock() + REATTACH_S
         return self.link is not None
 
     def _start(self, num_speculative_tokens: int, traceparent: str) -> None:

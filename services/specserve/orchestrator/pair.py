@@ -125,7 +125,7 @@ class Pair:
             PeerUnavailable: none came in time.
         """
         if self.vocabulary is None:
-            await self.targets.wait_for_one(timeout_s)
+            await self.targets.wait_usable(timeout_s)
         if self.vocabulary is None:
             raise PeerUnavailable("target", f"no replica was usable for {timeout_s} s")
         return self.vocabulary

@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from typing import Generic, TypeVar
 
 from specserve.errors import ProtocolMismatch
+from specserve.orchestrator.routing import Candidate, Demand, choose
 from specserve.rpc.codec import PROTOCOL_VERSION
 from specserve.rpc.link import FrameLink
 from specserve.rpc.link_kind import LinkKind
 from specserve.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 
 logger = logging.getLogger(__name__)
+
+MAX_PREFIXES = 16_384
+"""Prefixes remembered by an orchestrator, the latest used: about 100 bytes each."""
 
 CallT = TypeVar("CallT")
 ReplyT = TypeVar("ReplyT")
@@ -46,6 +51,7 @@ class Pool(Generic[CallT, ReplyT]):
         """Called when a link (re)connects; it leads to `approve` or `refuse`."""
         self._heartbeat_s = heartbeat_s
         self._hang_s = hang_s
+        self._prefixes = SeenPrefixes()
         self._changed = asyncio.Event()
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -138,46 +144,102 @@ class Pool(Generic[CallT, ReplyT]):
             if self.may_use(link) and not link.draining and not link.retired
         ]
 
-    def choose(self, avoid: Collection[str] = ()) -> FrameLink[CallT, ReplyT] | None:
-        """Choose the least loaded usable replica; an `avoid`ed one only when there is no other."""
+    @property
+    def block_size(self) -> int:
+        """Tokens per KV block of the usable replicas, the smallest; 0 while none has blocks."""
+        sizes = [link.model.block_size for link in self.usable() if link.model]
+        return min(filter(None, sizes), default=0)
+
+    def choose(
+        self, demand: Demand, avoid: Collection[str] = (), *, must_fit: bool = False
+    ) -> FrameLink[CallT, ReplyT] | None:
+        """Choose a usable replica for a session; an `avoid`ed one only when there is no other.
+
+        Args:
+            must_fit: choose none rather than one without free KV blocks.
+        """
         links = self.usable()
         preferred = [link for link in links if link.address not in avoid] or links
-        return min(preferred, key=_burden, default=None)
+        address = choose(
+            [candidate_of(link, demand.num_tokens) for link in preferred],
+            demand,
+            is_known=self._prefixes.note(demand.prefix_key),
+            must_fit=must_fit,
+        )
+        return None if address is None else self.links[address]
 
-    def successor(self, link: FrameLink[CallT, ReplyT]) -> FrameLink[CallT, ReplyT] | None:
+    def successor(
+        self, link: FrameLink[CallT, ReplyT], demand: Demand
+    ) -> FrameLink[CallT, ReplyT] | None:
         """Choose where a session goes from a replica that drains; None when it stays there."""
-        return self.choose() if link.draining else None
+        return self.choose(demand) if link.draining else None
 
     async def wait_for_one(
-        self, timeout_s: float, avoid: Collection[str] = ()
+        self, timeout_s: float, demand: Demand, avoid: Collection[str] = ()
     ) -> FrameLink[CallT, ReplyT] | None:
         """Wait until a replica can be chosen; None when the time is over."""
+        await self.wait_usable(timeout_s)
+        return self.choose(demand, avoid)
+
+    async def wait_usable(self, timeout_s: float) -> bool:
+        """Wait until some replica may open sessions; False when the time is over."""
         loop = asyncio.get_running_loop()
         end = loop.time() + timeout_s
-        while (link := self.choose(avoid)) is None:
+        while not self.usable():
             left = end - loop.time()
             if left <= 0:
-                return None
+                return False
             changed = self._changed
             try:
                 async with asyncio.timeout(left):
                     await changed.wait()
             except TimeoutError:
-                return None
-        return link
+                return False
+        return True
 
     async def close(self) -> None:
         """Drop every link."""
         await asyncio.gather(*(link.close() for link in self.links.values()), *self._closing)
 
 
-def _burden(link: FrameLink[CallT, ReplyT]) -> tuple[float, int, str]:
-    load = link.load
-    used = 0.0
-    if load is not None and load.num_blocks:
-        used = 1 - load.num_free_blocks / load.num_blocks
-    # Sessions opened since the last load report are in `sessions` already: a burst spreads.
-    return (round(used, 1), len(link.sessions) + (load.num_waiting if load else 0), link.address)
+class SeenPrefixes:
+    """The prefixes of the latest sessions: what was seen before may be cached."""
+
+    def __init__(self, capacity: int = MAX_PREFIXES) -> None:
+        self._capacity = capacity
+        self._keys: OrderedDict[bytes, None] = OrderedDict()
+
+    def note(self, key: bytes) -> bool:
+        """Remember a key; True when it was known."""
+        if not key:
+            return False
+        is_known = key in self._keys
+        self._keys[key] = None
+        self._keys.move_to_end(key)
+        if len(self._keys) > self._capacity:
+            self._keys.popitem(last=False)
+        return is_known
+
+
+def candidate_of(link: FrameLink[CallT, ReplyT], num_tokens: int) -> Candidate:
+    """Say how full a replica is, by its last report and by what was opened since.
+
+    The others that call it are taken to have opened as many meanwhile: a replica that looks empty
+    to all of them is then not filled by each.
+    """
+    load, own = link.load, len(link.sessions)
+    if load is None:
+        return Candidate(link.address, own, 1.0, has_room=True)
+    since = own - link.num_sessions_at_load
+    if since > 0:
+        since *= max(1, load.num_callers)
+    num_sessions = max(own, load.num_sessions + since) + load.num_waiting
+    if load.num_blocks == 0:
+        return Candidate(link.address, num_sessions, 1.0, has_room=True)
+    block_size = max(1, link.model.block_size) if link.model else 1
+    wanted = -(-num_tokens // block_size)
+    free = max(0, load.num_free_blocks - max(0, since) * wanted)
+    return Candidate(link.address, num_sessions, free / load.num_blocks, has_room=wanted <= free)
 
 
 def model_of(link: FrameLink[CallT, ReplyT]) -> common_pb2.GetModelResponse:

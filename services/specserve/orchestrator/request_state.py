@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from specserve.config import SpeculativeMethod
+from specserve.orchestrator.routing import Demand
 from specserve.speculation.digest import TokenChain
 from specserve.speculation.types import Proposal, SamplingParams, Verification
 
@@ -82,6 +83,8 @@ class RequestState:
     """Every committed token, the prompt first."""
     method: SpeculativeMethod | None = None
     """How draft tokens are proposed; None proposes none."""
+    prefix_key: bytes = b""
+    """Of the prompt's beginning (`routing.py`); sessions with the same one go to one replica."""
     target: CacheView = field(default_factory=CacheView)
     draft: CacheView = field(default_factory=CacheView)
 
@@ -94,6 +97,11 @@ class RequestState:
     def num_output_tokens(self) -> int:
         """Committed output tokens."""
         return len(self.chain) - self.prompt_length
+
+    @property
+    def demand(self) -> Demand:
+        """What a session of this request asks of a replica that it is opened on now."""
+        return Demand(self.prefix_key, self.session_id, self.committed_length + 1)
 
     @property
     def num_remaining_tokens(self) -> int:

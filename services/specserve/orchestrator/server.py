@@ -15,6 +15,7 @@ from specserve.orchestrator.admin import AdminServicer
 from specserve.orchestrator.length_control import LengthControl
 from specserve.orchestrator.length_metrics import LengthCollector
 from specserve.orchestrator.pair import Pair
+from specserve.orchestrator.process_metrics import ProcessCollector
 from specserve.orchestrator.proposers import Proposers
 from specserve.orchestrator.servicer import GenerationServicer
 from specserve.orchestrator.synthetic import synthetic_acceptance
@@ -95,6 +96,11 @@ async def start_orchestrator(config: OrchestratorConfig) -> RunningOrchestrator:
     servicer = GenerationServicer(config, pair, proposers, length, metrics, replica_id)
     metrics.registry.register(
         LengthCollector(length, lambda: length.mode is not SpeculationMode.OFF and pair.may_draft)
+    )
+    metrics.registry.register(
+        ProcessCollector(
+            lambda: servicer.num_rounds, lambda: servicer.num_running, lambda: servicer.num_waiting
+        )
     )
     if config.draft_addresses and pair.drafts is None:
         logger.warning(

@@ -114,7 +114,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> None:
         pair = self._pair
         limits = PairLimits(
-            pair.max_model_len, pair.num_speculative_tokens, pair.method, pair.methods
+            pair.max_model_len,
+            pair.num_speculative_tokens,
+            pair.method,
+            pair.methods,
+            pair.targets.block_size,
         )
         state, trimmer = admit(request, vocabulary, limits)
         opening = codec.pack_opening(

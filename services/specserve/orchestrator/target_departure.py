@@ -41,7 +41,7 @@ class TargetDeparture:
         """Name the replica to move to; None where there is nothing to leave, or nowhere to go."""
         if attachment is None or self._clock() < self._stay_until:
             return None
-        return self._pool.successor(attachment.link)
+        return self._pool.successor(attachment.link, self._state.demand)
 
     def begin(self, attachment: TargetAttachment) -> None:
         """Leave a replica that still holds the session; the next call opens it elsewhere."""

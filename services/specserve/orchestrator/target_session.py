@@ -156,7 +156,7 @@ class TargetSession:
         if self._attachment is None:
             timeout_s = self._reopen_timeout_s
             left = timeout_s if deadline is None else max(0.0, deadline - self._clock())
-            link = await self._pool.wait_for_one(left, avoid)
+            link = await self._pool.wait_for_one(left, self._state.demand, avoid)
             if link is None:
                 raise PeerUnavailable("target", f"no replica was usable for {timeout_s} s")
             self._attachment = self._on(link)

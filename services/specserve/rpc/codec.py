@@ -196,6 +196,9 @@ def pack_load(load: EngineLoad) -> common_pb2.Load:
         num_sessions=load.num_sessions,
         num_waiting=load.num_waiting,
         num_iterations=load.num_iterations,
+        queue_s=load.queue_s,
+        num_callers=load.num_callers,
+        least_priority=load.least_priority,
     )
 
 
@@ -207,6 +210,9 @@ def unpack_load(message: common_pb2.Load) -> EngineLoad:
         message.num_sessions,
         message.num_waiting,
         message.num_iterations,
+        queue_s=message.queue_s,
+        num_callers=message.num_callers,
+        least_priority=message.least_priority,
     )
 
 

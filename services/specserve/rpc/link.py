@@ -62,6 +62,8 @@ class FrameLink(Generic[CallT, ReplyT]):
         self.model: common_pb2.GetModelResponse | None = None
         """What the replica serves; asked anew after each reconnect."""
         self.load: EngineLoad | None = None
+        self.num_sessions_at_load = 0
+        """Own sessions when `load` came: it cannot tell of those that were opened since."""
         self.draining = False
         self.connected = False
         self.retired = False
@@ -70,6 +72,8 @@ class FrameLink(Generic[CallT, ReplyT]):
         """Sessions that this orchestrator holds on the replica."""
         self.on_change: Callable[[], None] = lambda: None
         """Called whenever connected, draining or model changes."""
+        self.on_load: Callable[[], None] = lambda: None
+        """Called with each load that comes."""
         self._heartbeat_s = heartbeat_s
         self._clock = clock
         self._numbers = itertools.count(1)
@@ -186,7 +190,7 @@ class FrameLink(Generic[CallT, ReplyT]):
             self.sessions.clear()
             self._outbox.forget_releases()
             self._pending.fail_all("the replica was replaced")
-        self.load = unpack_load(model.load)
+        self._note_load(unpack_load(model.load))
         self.draining = model.draining
         stream = getattr(stub, self.kind.stream_method)()
         # Same epoch, same step: the replica joins the calls that it has already.
@@ -222,8 +226,12 @@ class FrameLink(Generic[CallT, ReplyT]):
             self.draining = True
             self.on_change()
 
+    def _note_load(self, load: EngineLoad) -> None:
+        self.load, self.num_sessions_at_load = load, len(self.sessions)
+        self.on_load()
+
     def _take_load(self, load: EngineLoad) -> None:
-        self.load = load
+        self._note_load(load)
         if self._progress.note(load) and not self.connected:
             self._set_connected(True)
 

@@ -30,7 +30,7 @@ def model_response(
         kv_cache_bytes=info.kv_cache_bytes,
         max_num_speculative_tokens=max_k,
         draining=replica.draining,
-        load=codec.pack_load(replica.device.load),
+        load=codec.pack_load(replica.load),
     )
     if vocabulary is not None:
         table = vocabulary.token_table()

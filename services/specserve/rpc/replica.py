@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,7 @@ from opentelemetry import trace
 
 from specserve.errors import Draining, PeerUnavailable, SessionNotFound, SpecServeError
 from specserve.model.device import Device
-from specserve.model.messages import CallFailed, Cancel, EngineOutput, Release, Reply
+from specserve.model.messages import CallFailed, Cancel, EngineLoad, EngineOutput, Release, Reply
 from specserve.rpc import codec
 from specserve.rpc.call_span import note_error, note_timing, start_call_span
 from specserve.rpc.call_table import CallInFlight, CallTable
@@ -75,6 +76,11 @@ class ReplicaServer:
         return self._supervisor.device
 
     @property
+    def load(self) -> EngineLoad:
+        """The device's load, and how many orchestrators it comes from."""
+        return replace(self.device.load, num_callers=len(self._streams))
+
+    @property
     def draining(self) -> bool:
         """Say whether this replica was told to stop."""
         return self._drain_end is not None
@@ -104,7 +110,7 @@ class ReplicaServer:
                 request_iterator,
                 context,
                 take=partial(self._take_frame, stream),
-                load=lambda: self.device.load,
+                load=lambda: self.load,
                 stopping=self._stopping,
             )
         finally:

@@ -10,10 +10,13 @@ from helpers.replica import FakeReplica, serving
 from helpers.waiting import eventually
 from specserve.model.messages import EngineLoad
 from specserve.orchestrator.pool import DRAFT_KIND, DraftLink, Pool
+from specserve.orchestrator.routing import Demand
 from specserve.rpc.codec import PROTOCOL_VERSION
 from specserve.rpc.v1 import draft_pb2
 
 DraftPool = Pool[draft_pb2.ProposeCall, draft_pb2.ProposeReply]
+
+DEMAND = Demand(b"", "session", 1)
 
 
 @asynccontextmanager
@@ -40,7 +43,7 @@ async def test_burst_of_sessions_spreads_over_replicas() -> None:
     """Sessions opened since the last load report count at once."""
     async with pool_of(FakeReplica(), FakeReplica(), FakeReplica()) as (pool, links):
         for number in range(9):
-            link = pool.choose()
+            link = pool.choose(DEMAND)
             assert link is not None
             link.sessions.add(f"s{number}")
         assert [len(link.sessions) for link in links] == [3, 3, 3]
@@ -52,27 +55,28 @@ async def test_fuller_cache_is_avoided() -> None:
         links[0].load = EngineLoad(1, 10, 0, 0, 1)
         links[1].load = EngineLoad(9, 10, 0, 0, 1)
         links[1].sessions.update("abcdef")
-        assert pool.choose() is links[1]
+        links[1].num_sessions_at_load = 6
+        assert pool.choose(DEMAND) is links[1]
 
 
 async def test_avoided_replica_is_taken_only_when_there_is_no_other() -> None:
     """After a failure the session goes elsewhere, or back where it was."""
     async with pool_of(FakeReplica(), FakeReplica()) as (pool, links):
-        assert pool.choose({links[0].address}) is links[1]
+        assert pool.choose(DEMAND, {links[0].address}) is links[1]
         links[1].draining = True
-        assert pool.choose({links[0].address}) is links[0]
+        assert pool.choose(DEMAND, {links[0].address}) is links[0]
         links[0].draining = True
-        assert pool.choose() is None
+        assert pool.choose(DEMAND) is None
 
 
 async def test_only_a_draining_replica_has_a_successor() -> None:
     """A session moves away from one that drains, if there is one that does not."""
     async with pool_of(FakeReplica(), FakeReplica()) as (pool, links):
-        assert pool.successor(links[0]) is None
+        assert pool.successor(links[0], DEMAND) is None
         links[0].draining = True
-        assert pool.successor(links[0]) is links[1]
+        assert pool.successor(links[0], DEMAND) is links[1]
         links[1].draining = True
-        assert pool.successor(links[0]) is None
+        assert pool.successor(links[0], DEMAND) is None
 
 
 async def test_unchecked_replica_is_not_used_and_a_waiter_hears_of_its_approval() -> None:
@@ -80,7 +84,7 @@ async def test_unchecked_replica_is_not_used_and_a_waiter_hears_of_its_approval(
     async with pool_of(FakeReplica(), approve=False) as (pool, links):
         assert pool.usable() == []
         assert pool.unchecked() == links
-        waiting = asyncio.create_task(pool.wait_for_one(5.0))
+        waiting = asyncio.create_task(pool.wait_for_one(5.0, DEMAND))
         await asyncio.sleep(0)
         pool.approve(links[0])
         assert await waiting is links[0]
@@ -88,7 +92,7 @@ async def test_unchecked_replica_is_not_used_and_a_waiter_hears_of_its_approval(
         assert pool.may_use(links[0])
         pool.refuse(links[0], "no")
         assert not pool.may_use(links[0])
-        assert await pool.wait_for_one(0.0) is None
+        assert await pool.wait_for_one(0.0, DEMAND) is None
 
 
 async def test_other_protocol_is_refused_with_both_versions() -> None:

@@ -125,18 +125,24 @@ class Heartbeat(_message.Message):
     def __init__(self, session_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("num_free_blocks", "num_blocks", "num_sessions", "num_waiting", "num_iterations")
+    __slots__ = ("num_free_blocks", "num_blocks", "num_sessions", "num_waiting", "num_iterations", "queue_s", "num_callers", "least_priority")
     NUM_FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_ITERATIONS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_CALLERS_FIELD_NUMBER: _ClassVar[int]
+    LEAST_PRIORITY_FIELD_NUMBER: _ClassVar[int]
     num_free_blocks: int
     num_blocks: int
     num_sessions: int
     num_waiting: int
     num_iterations: int
-    def __init__(self, num_free_blocks: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_sessions: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_iterations: _Optional[int] = ...) -> None: ...
+    queue_s: float
+    num_callers: int
+    least_priority: int
+    def __init__(self, num_free_blocks: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_sessions: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_iterations: _Optional[int] = ..., queue_s: _Optional[float] = ..., num_callers: _Optional[int] = ..., least_priority: _Optional[int] = ...) -> None: ...
 
 class DrainNotice(_message.Message):
     __slots__ = ("deadline_s",)
