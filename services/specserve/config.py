@@ -238,4 +238,8 @@ class OrchestratorConfig(Config):
     heartbeat_s: float = Field(2.0, gt=0)
     """Time between lease renewals."""
     max_num_requests: int = Field(256, ge=1)
-    """Choices decoded at once; more wait in order of arrival."""
+    """Choices decoded at once; more wait, the most urgent first, then in order of arrival."""
+    max_num_waiting: int = Field(1024, ge=0)
+    """Choices that wait to be decoded; a further one is refused at once."""
+    queue_timeout_s: float = Field(30.0, gt=0)
+    """How long a choice waits for its turn and for free KV blocks before it is refused."""

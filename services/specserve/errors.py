@@ -8,6 +8,7 @@ SpecServeError
 ├── CacheMismatch             the kept tokens are missing here, or differ
 ├── StaleStep                 an older epoch or step than the one already served
 ├── CapacityExhausted         no KV blocks or no session slots
+├── Overloaded                more requests wait, or for longer, than may
 ├── Preempted                 the session's blocks were given to another
 ├── DeadlineExpired           the caller's deadline passed first
 ├── Draining                  the replica takes no new sessions
@@ -129,6 +130,18 @@ class CapacityExhausted(SpecServeError):
 
     def __str__(self) -> str:
         return f"{self.what}: {self.wanted} wanted, {self.available} available"
+
+
+class Overloaded(SpecServeError):
+    """A request was not admitted: others wait before it, and its time to wait is over."""
+
+    def __init__(self, what: str, retry_after_s: float) -> None:
+        super().__init__(what, retry_after_s)
+        self.what = what
+        self.retry_after_s = retry_after_s
+
+    def __str__(self) -> str:
+        return self.what
 
 
 class Preempted(SpecServeError):

@@ -127,6 +127,8 @@ class RoundMetrics:
     late_proposals: Counter = field(init=False)
     invalid_proposals: Counter = field(init=False)
     target_reopens: Counter = field(init=False)
+    preemptions: Counter = field(init=False)
+    refused: Counter = field(init=False)
     rounds_by_reason: Counter = field(init=False)
     rounds_by_k: Counter = field(init=False)
     draft_seconds: Counter = field(init=False)
@@ -170,6 +172,10 @@ class RoundMetrics:
             "num_invalid_proposals", "Proposals with ids outside the vocabulary {proposal}"
         )
         self.target_reopens = counter("num_target_reopens", "Target sessions opened anew {session}")
+        self.preemptions = counter(
+            "num_preemptions", "Target sessions that lost their KV blocks to others {session}"
+        )
+        self.refused = counter("num_requests_refused", "Choices not admitted in time {request}")
         self.rounds_by_reason = counter(
             "num_rounds_by_reason", "Rounds, by why they had their K {round}", ("reason",)
         )

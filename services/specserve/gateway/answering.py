@@ -29,12 +29,14 @@ from specserve.gateway.drain import Drain
 from specserve.gateway.errors import ClientDisconnected, for_log, to_http
 from specserve.gateway.fields import GenerationFields
 from specserve.gateway.formats import AnswerFormat
+from specserve.gateway.limits import Limiter
 from specserve.gateway.metrics import GatewayMetrics
 from specserve.gateway.observer import RequestObserver
 from specserve.gateway.pair import PairWatch, ServedPair
-from specserve.gateway.plan import GenerationPlan
+from specserve.gateway.plan import GenerationPlan, check_priority
 from specserve.gateway.receiving import read_body, unless_disconnected
 from specserve.gateway.requests import parse_body
+from specserve.gateway.tenants import Tenant, resolve_tenant
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +72,7 @@ class Services:
     pair: PairWatch
     config: GatewayConfig
     drain: Drain
+    limiter: Limiter
     metrics: GatewayMetrics
     tracer: Tracer
 
@@ -101,8 +104,10 @@ class GenerationAnswer(Response, Generic[BodyT]):
         error: BaseException | None = None
         try:
             with services.drain.running():
+                tenant = resolve_tenant(request.headers, services.config)
                 raw = await read_body(request, services.config.max_body_bytes)
-                error = await unless_disconnected(receive, self._answer(raw, observer, send))
+                answering = self._answer(raw, tenant, observer, send)
+                error = await unless_disconnected(receive, answering)
         except ClientDisconnected as gone:
             # Nobody reads an answer any more, and everything has been given up.
             error = gone
@@ -112,15 +117,33 @@ class GenerationAnswer(Response, Generic[BodyT]):
         finally:
             observer.end(error)
 
-    async def _answer(self, raw: bytes, observer: RequestObserver, send: Send) -> Exception | None:
+    async def _answer(
+        self, raw: bytes, tenant: Tenant, observer: RequestObserver, send: Send
+    ) -> Exception | None:
         """Answer, and return the error that cut a stream short, if one did."""
         endpoint, services = self._endpoint, self._services
         if len(raw) > PARSE_IN_THREAD_BYTES:
             body = await asyncio.to_thread(parse_body, raw, endpoint.body_type)
         else:
             body = parse_body(raw, endpoint.body_type)
+        check_priority(body, tenant)
         plan = await endpoint.plan(self._request_id, body, await services.pair.ready())
-        observer.on_plan(plan, body)
+        for choice in plan.choices:
+            choice.tenant_salt = tenant.salt
+        num_prompt_tokens = sum(plan.prompt_lengths)
+        with services.limiter.admitted(
+            tenant,
+            num_sessions=len(plan.choices),
+            most_tokens=num_prompt_tokens + sum(choice.max_tokens for choice in plan.choices),
+            used_tokens=lambda: num_prompt_tokens + observer.num_output_tokens,
+        ):
+            observer.on_plan(plan, body)
+            return await self._decode(plan, body, observer, send)
+
+    async def _decode(
+        self, plan: GenerationPlan, body: BodyT, observer: RequestObserver, send: Send
+    ) -> Exception | None:
+        endpoint, services = self._endpoint, self._services
         answer = endpoint.format(plan, body, int(time.time()))
         if body.stream:
             async with aclosing(self._events(plan, answer, observer)) as events:

@@ -10,6 +10,20 @@ from pydantic import Field
 from specserve.config import Config
 
 
+class TenantLimits(Config):
+    """What one tenant may have; None is no limit. Each gateway counts for itself."""
+
+    requests_per_minute: int | None = Field(None, ge=1)
+    """Requests, in bursts of at most so many."""
+    tokens_per_minute: int | None = Field(None, ge=1)
+    """Prompt and output tokens. A request is let in for its prompt and its max_tokens, or for the
+    whole minute's if that is less, and what it did not use is given back at its end."""
+    max_concurrent_sessions: int | None = Field(None, ge=1)
+    """Choices decoded or waiting at once; a request for more than this alone is refused, too."""
+    best_priority: int | None = None
+    """Smallest `priority` that a request may name; None lets it name any."""
+
+
 class GatewayConfig(Config):
     """One gateway process."""
 
@@ -43,5 +57,13 @@ class GatewayConfig(Config):
     """Age at which what is known of the served pair is asked for again, in seconds."""
     tokenize_in_thread_chars: int = Field(2048, ge=0)
     """Texts longer than this are tokenised off the event loop."""
+    tenant_header: str | None = Field(None, pattern=r"^[A-Za-z0-9-]{1,64}$")
+    """Header that names a request's tenant, such as X-Specserve-Tenant. None: all are one tenant.
+    Whoever can reach the gateway can write any header: only a proxy that sets this one itself, and
+    throws away what a client sent, makes it worth anything."""
+    limits: TenantLimits = TenantLimits()
+    """Of every tenant that `tenant_limits` does not name, each for itself."""
+    tenant_limits: dict[str, TenantLimits] = Field(default_factory=dict)
+    """Limits by tenant, in place of those above."""
     shutdown_grace_s: float = Field(10.0, ge=0)
     """How long running requests may go on after a stop signal, in seconds."""

@@ -8,7 +8,8 @@ the log has the rest.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 from specserve import errors
 from specserve.errors import QUOTED_CHARACTERS, quoted
@@ -34,6 +35,19 @@ class UnknownModel(errors.InvalidRequest):
         self.message = f"{quoted(name)} is not served here; {served!r} is"
 
 
+class LimitExceeded(errors.SpecServeError):
+    """A tenant asks for more than it may have at present."""
+
+    def __init__(self, limit: str, value: int, retry_after_s: float) -> None:
+        super().__init__(limit, value, retry_after_s)
+        self.limit = limit
+        self.value = value
+        self.retry_after_s = retry_after_s
+
+    def __str__(self) -> str:
+        return f"the limit {self.limit} of {self.value} is reached; try again later"
+
+
 class ClientDisconnected(Exception):
     """The client went away before its answer was complete; nobody is there to read another."""
 
@@ -52,6 +66,8 @@ class HttpError:
     """The request field at fault, if one is."""
     code: str | None = None
     """Stable code for programs, if there is one."""
+    retry_after_s: float = 1.0
+    """When another try makes sense, where one does."""
 
     def to_json(self) -> bytes:
         """Write `{"error": …}`."""
@@ -66,7 +82,9 @@ class HttpError:
     @property
     def headers(self) -> dict[str, str]:
         """Headers beside the body: overload and loss are worth another try."""
-        return {"retry-after": "1"} if self.status in (429, 503) else {}
+        if self.status not in (429, 503):
+            return {}
+        return {"retry-after": str(max(1, math.ceil(self.retry_after_s)))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +99,13 @@ class _Row:
 _BAD = "invalid_request_error"
 _INTERNAL = "internal_server_error"
 _OVERLOADED = "service_unavailable_error"
+_BUSY = "rate_limit_error"
 
 _INSIDE = "internal error; the log has the request id"
 _NO_ROOM = "the server has no room for this request at present; try again"
 _TOO_LATE = "the request did not finish in the time it was given"
 _LOST = "the model cannot be reached at present; try again"
+_TOO_MANY = "more requests wait than the server can take; try again later"
 _NO_PAIR = "the model services do not fit together; the server's operator has to mend that"
 
 _ROWS: dict[str, _Row] = {
@@ -97,6 +117,9 @@ _ROWS: dict[str, _Row] = {
     "SessionNotFound": _Row(500, _INTERNAL, None, _INSIDE),
     "CacheMismatch": _Row(500, _INTERNAL, None, _INSIDE),
     "StaleStep": _Row(500, _INTERNAL, None, _INSIDE),
+    # 429 and no 5xx: a proxy that sheds load is not to be taken for one that is broken.
+    "Overloaded": _Row(429, _BUSY, "overloaded", _TOO_MANY),
+    "LimitExceeded": _Row(429, _BUSY, "rate_limit_exceeded"),
     "CapacityExhausted": _Row(503, _OVERLOADED, "capacity_exhausted", _NO_ROOM),
     "Preempted": _Row(503, _OVERLOADED, "preempted", _NO_ROOM),
     "DeadlineExpired": _Row(504, "timeout_error", "deadline_expired", _TOO_LATE),
@@ -147,7 +170,10 @@ def to_http(error: Exception) -> HttpError:
             (_ROWS[cls.__name__] for cls in type(error).__mro__ if cls.__name__ in _ROWS), None
         )
     row = row or _Row(500, _INTERNAL, None, _INSIDE)
-    return HttpError(row.status, row.type, row.message or message, param, row.code)
+    answer = HttpError(row.status, row.type, row.message or message, param, row.code)
+    if isinstance(error, errors.Overloaded | LimitExceeded):
+        answer = replace(answer, retry_after_s=error.retry_after_s)
+    return answer
 
 
 def for_log(error: BaseException) -> str:

@@ -195,6 +195,8 @@ class GenerationFields(Body):
     """Leave the text of special tokens out."""
     return_token_ids: bool = False
     """Answer `choices[].token_ids`."""
+    priority: int = Field(0, ge=-MAX_INT, le=MAX_INT)
+    """As vLLM's: a smaller number is served sooner, and loses its KV blocks later."""
     num_speculative_tokens: int | None = Field(None, ge=0)
     """Draft tokens per round, at most what is configured; 0 switches speculation off."""
     speculative_method: SpeculativeMethod | None = None

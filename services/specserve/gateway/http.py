@@ -31,6 +31,7 @@ from specserve.gateway.errors import (
     routing_error,
     to_http,
 )
+from specserve.gateway.limits import Limiter
 from specserve.gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from specserve.gateway.openapi import describe_bodies, request_body
 from specserve.gateway.pair import PairWatch
@@ -72,7 +73,7 @@ def create_http_app(
     table = tokenizer.token_table()
     pair = PairWatch(backend, config.served_model_name, config.pair_refresh_s, table.fingerprint)
     tracer = tracer or trace.get_tracer("specserve.gateway")
-    services = Services(backend, pair, config, drain, metrics, tracer)
+    services = Services(backend, pair, config, drain, Limiter(), metrics, tracer)
     texts = TokenTexts(table)
     grammars = GrammarCompiler(lambda: table)
     completion = completion_endpoint(tokenizer, config, texts, grammars)

@@ -56,6 +56,11 @@ class RequestObserver:
         self.traceparent = carrier.get("traceparent", "")
         """Context for the calls below; empty when the request is not traced."""
 
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens received so far, all choices together."""
+        return sum(self._num_tokens.values())
+
     def on_plan(self, plan: GenerationPlan, body: GenerationFields) -> None:
         """Note what will be decoded."""
         self._tally = Tally(plan.prompt_lengths, plan.n)

@@ -17,6 +17,7 @@ from specserve.gateway.errors import UnknownModel
 from specserve.gateway.fields import GenerationFields
 from specserve.gateway.pair import ServedPair
 from specserve.gateway.requests import ChatRequest, CompletionRequest
+from specserve.gateway.tenants import Tenant
 from specserve.rpc.codec import pack_ids, pack_method, pack_sampling
 from specserve.rpc.v1.generation_pb2 import GenerateRequest
 from specserve.speculation.constraint_checks import check_ids, complete_constraints
@@ -111,6 +112,19 @@ def check_limits(body: GenerationFields, num_prompts: int, config: GatewayConfig
         raise InvalidRequest("logprobs", f"{quoted(body.logprobs)}, at most {config.max_logprobs}")
 
 
+def check_priority(body: GenerationFields, tenant: Tenant) -> None:
+    """Refuse a priority that the tenant may not claim.
+
+    Raises:
+        InvalidRequest: a smaller one than its best was named.
+    """
+    best = tenant.limits.best_priority
+    if best is not None and body.priority < best:
+        raise InvalidRequest(
+            "priority", f"{body.priority}; at least {best} was wanted, this tenant's most urgent"
+        )
+
+
 def make_plan(
     request_id: str,
     body: CompletionRequest | ChatRequest,
@@ -164,6 +178,8 @@ def make_plan(
             stop=[text.encode() for text in body.stop],
             stop_token_ids=pack_ids(body.stop_token_ids),
             ignore_eos=body.ignore_eos,
+            # The contract counts the other way round.
+            priority=-body.priority,
             timeout_s=config.request_timeout_s,
             # Whoever asked for none still gets a right record if the orchestrator's own is lost.
             include_origins=True,

@@ -113,7 +113,6 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),
     "prediction": (),
-    "priority": (0,),
     "prompt_cache_key": (),
     "prompt_logprobs": (),
     "reasoning_effort": (),

@@ -24,6 +24,8 @@ class SessionOpening:
     """Mixed into prefix-cache keys, so that tenants never share blocks."""
     priority: int = 0
     """Higher is kept longer when blocks run out."""
+    age_s: float = 0.0
+    """Seconds since the request came: of equal priorities the older is kept longer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -224,5 +224,7 @@ def _rank(call: CallState) -> tuple[int, float]:
     return -call.session.opening.priority, call.ready_at
 
 
-def _worth(session: KvSession) -> tuple[int, int]:
-    return session.opening.priority, -session.serial
+def _worth(session: KvSession) -> tuple[int, float, int]:
+    # One order for all orchestrators and targets: whoever loses its blocks and comes back is as old
+    # as before, so that the oldest request of the highest priority always gets on.
+    return session.opening.priority, -session.since, -session.serial

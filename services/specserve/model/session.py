@@ -49,8 +49,10 @@ class KvSession:
     session_id: str
     opening: SessionOpening
     epoch: int
+    since: float
+    """When its request came, by the engine's clock; the youngest is preempted first."""
     serial: int
-    """Order of opening; the youngest is preempted first."""
+    """Order of opening, which decides between requests that came together."""
     blocks: BlockTable | None
     """None when the engine holds no KV."""
     chain: TokenChain = field(default_factory=TokenChain)

@@ -93,7 +93,7 @@ class SessionTable:
         if session is None:
             if call.opening is None:
                 raise SessionNotFound(call.session_id)
-            return self._open(call, call.opening)
+            return self._open(call, call.opening, now)
         if self._is_repeat(session, call):
             return None
         session.note_arrival(now)
@@ -101,7 +101,7 @@ class SessionTable:
             del self._sessions[call.session_id]
             if call.opening is None or call.keep_length > 0:
                 raise Preempted(call.session_id)
-            return self._open(call, call.opening)
+            return self._open(call, call.opening, now)
         opening = call.opening or session.opening
         self._check(call, opening)
         self._check_kept(session, call)
@@ -136,7 +136,7 @@ class SessionTable:
             session.truncate(0)
         return session
 
-    def _open(self, call: Call, opening: SessionOpening) -> KvSession:
+    def _open(self, call: Call, opening: SessionOpening, now: float) -> KvSession:
         if call.keep_length > 0:
             raise CacheMismatch(0, call.keep_length)
         self._check(call, opening)
@@ -144,6 +144,7 @@ class SessionTable:
             session_id=call.session_id,
             opening=opening,
             epoch=call.epoch,
+            since=now - opening.age_s,
             serial=self._num_opened,
             blocks=self._new_blocks(opening),
             last_step=call.step,

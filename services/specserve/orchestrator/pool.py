@@ -20,6 +20,9 @@ from specserve.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, 
 
 logger = logging.getLogger(__name__)
 
+ROOM_LOOK_S = 0.05
+"""Time between two looks of a preempted session for free blocks."""
+
 MAX_PREFIXES = 16_384
 """Prefixes remembered by an orchestrator, the latest used: about 100 bytes each."""
 
@@ -49,6 +52,8 @@ class Pool(Generic[CallT, ReplyT]):
         """replica_ids that were compared with the pair and may be used."""
         self.check: Callable[[FrameLink[CallT, ReplyT]], None] = lambda link: None
         """Called when a link (re)connects; it leads to `approve` or `refuse`."""
+        self.on_load: Callable[[], None] = lambda: None
+        """Called when a replica reports its load, and when the set of usable ones changes."""
         self._heartbeat_s = heartbeat_s
         self._hang_s = hang_s
         self._prefixes = SeenPrefixes()
@@ -65,6 +70,7 @@ class Pool(Generic[CallT, ReplyT]):
                     self.kind, address, heartbeat_s=self._heartbeat_s, hang_s=self._hang_s
                 )
                 link.on_change = lambda link=link: self._on_change(link)  # type: ignore[misc]
+                link.on_load = self._load_came
                 self.links[address] = link
                 link.start()
         for address in set(self.links) - set(addresses):
@@ -91,6 +97,9 @@ class Pool(Generic[CallT, ReplyT]):
                 self.refuse(link, str(error))
             self.check(link)
         self.notify()
+
+    def _load_came(self) -> None:
+        self.on_load()
 
     def unchecked(self) -> list[FrameLink[CallT, ReplyT]]:
         """List connected links that were neither approved nor refused yet."""
@@ -135,6 +144,7 @@ class Pool(Generic[CallT, ReplyT]):
         """Wake everybody who waits for a replica."""
         self._changed.set()
         self._changed = asyncio.Event()
+        self.on_load()
 
     def usable(self) -> list[FrameLink[CallT, ReplyT]]:
         """List the links that may open sessions now."""
@@ -180,6 +190,25 @@ class Pool(Generic[CallT, ReplyT]):
         """Wait until a replica can be chosen; None when the time is over."""
         await self.wait_usable(timeout_s)
         return self.choose(demand, avoid)
+
+    def has_room(self, demand: Demand, priority: int) -> bool:
+        """Say whether a session can have its KV blocks somewhere, at a less urgent one's cost too.
+
+        Without any usable replica there is nothing to wait for here: whoever asks one will wait.
+        """
+        links = self.usable()
+        return not links or any(
+            candidate_of(link, demand.num_tokens).has_room
+            or (link.load is not None and link.load.least_priority < priority)
+            for link in links
+        )
+
+    async def wait_for_room(self, demand: Demand, priority: int, timeout_s: float) -> None:
+        """Wait until a session can have its KV blocks somewhere, or the time is over."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + timeout_s
+        while not self.has_room(demand, priority) and loop.time() < end:  # noqa: ASYNC110 - rare
+            await asyncio.sleep(ROOM_LOOK_S)
 
     async def wait_usable(self, timeout_s: float) -> bool:
         """Wait until some replica may open sessions; False when the time is over."""

@@ -14,6 +14,7 @@ from specserve.orchestrator.round_clock import RoundClock
 from specserve.orchestrator.target_call import Scored
 from specserve.orchestrator.target_session import TargetSession
 from specserve.speculation.cost_model import Load
+from specserve.speculation.draft_pressure import PressedLength
 from specserve.speculation.length_choice import Choice, Reason, SpeculationMode
 from specserve.speculation.length_controller import SHORT_STEPS, LengthController
 from specserve.speculation.length_pool import LengthPool
@@ -48,6 +49,9 @@ class RequestLength:
         if proposer is not None and state.method is not None:
             self._controller = control.open(state, tenant_salt, proposer.num_steps_without)
             self._pool = control.pool(state.method)
+        self._pressed = PressedLength()
+        self._step_s = 0.0
+        """The target's last forward for this request."""
         self._is_first = True
         self._catches_up_in_tail = False
         self._is_catching_up = False
@@ -94,6 +98,7 @@ class RequestLength:
 
     def scored(self, scored: Scored, num_accepted: int) -> None:
         """Note an answer of the target that was committed."""
+        self._step_s = scored.timing.forward_s
         if self._round is None:
             return
         self._round.scored(scored, num_accepted)
@@ -134,7 +139,21 @@ class RequestLength:
         if proposer.num_behind > MAX_BEHIND and not has_caught_up:
             return self._catch_up(proposer, choice, traceparent)
         k = min(choice.num_speculative_tokens, limit)
+        pressed = self._under_pressure(proposer, k)
+        if pressed < k:
+            steps = choice.num_steps if pressed else proposer.num_steps_without
+            return Choice(pressed, Reason.DRAFT_PRESSURE, steps)
         return Choice(k, choice.reason, choice.num_steps)
+
+    def _under_pressure(self, proposer: Proposer, k: int) -> int:
+        """Return the K that the draft's queue leaves; a cascade keeps one for its own guesses."""
+        load = proposer.link.load if proposer.link is not None else None
+        if load is None:
+            return k
+        pressed = self._pressed.length(
+            k, queue_s=load.queue_s, num_waiting=load.num_waiting, step_s=self._step_s
+        )
+        return max(pressed, min(k, 1)) if self._state.method == "cascade" else pressed
 
     def _plan_first(self, proposer: Proposer, now: float, traceparent: str) -> Choice:
         """Plan the prompt's round: a draft that is wanted takes the prompt in beside it."""

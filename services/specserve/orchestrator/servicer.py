@@ -17,9 +17,10 @@ from opentelemetry import trace
 
 from specserve import telemetry
 from specserve.config import OrchestratorConfig
-from specserve.errors import DeadlineExpired, Draining
+from specserve.errors import DeadlineExpired, Draining, Overloaded
 from specserve.model.messages import SessionOpening
 from specserve.orchestrator.admission import PairLimits, admit
+from specserve.orchestrator.admission_queue import AdmissionQueue
 from specserve.orchestrator.decode import Decoder
 from specserve.orchestrator.length_control import LengthControl
 from specserve.orchestrator.outbox import Outbox
@@ -27,12 +28,14 @@ from specserve.orchestrator.pair import Pair
 from specserve.orchestrator.proposer import Proposer
 from specserve.orchestrator.proposers import Proposers
 from specserve.orchestrator.request_length import RequestLength
+from specserve.orchestrator.request_state import RequestState
 from specserve.orchestrator.responses import block_response, record_message
 from specserve.orchestrator.synthetic import synthetic_acceptance
 from specserve.orchestrator.target_session import TargetSession
+from specserve.orchestrator.trimming import Trimmer
 from specserve.orchestrator.vocabulary import Vocabulary
 from specserve.rpc import codec
-from specserve.rpc.v1 import generation_pb2, generation_pb2_grpc
+from specserve.rpc.v1 import common_pb2, generation_pb2, generation_pb2_grpc
 from specserve.speculation.length_choice import SpeculationMode
 
 logger = logging.getLogger(__name__)
@@ -53,8 +56,6 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         orchestrator_id: str,
     ) -> None:
         self.draining = False
-        self.num_running = 0
-        self.num_waiting = 0
         self.num_rounds = 0
         self._config = config
         self._pair = pair
@@ -62,9 +63,25 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self._length = length
         self._metrics = metrics
         self._orchestrator_id = orchestrator_id
-        self._slots = asyncio.Semaphore(config.max_num_requests)
+        self.queue = AdmissionQueue(
+            max_running=config.max_num_requests,
+            max_waiting=config.max_num_waiting,
+            timeout_s=config.queue_timeout_s,
+            has_room=pair.targets.has_room,
+        )
+        pair.targets.on_load = self.queue.look
         self._tracer = trace.get_tracer("specserve.orchestrator")
         self._synthetic = synthetic_acceptance(config.speculative)
+
+    @property
+    def num_running(self) -> int:
+        """Choices admitted that have not ended."""
+        return self.queue.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        """Choices that wait to be admitted."""
+        return self.queue.num_waiting
 
     async def Generate(  # noqa: N802 - the contract's name
         self, request: generation_pb2.GenerateRequest, context: Context
@@ -124,12 +141,26 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         opening = codec.pack_opening(
             SessionOpening(state.sampling, request.tenant_salt, request.priority)
         )
-        self.num_waiting += 1
         try:
-            await self._slots.acquire()
-        finally:
-            self.num_waiting -= 1
-        self.num_running += 1
+            async with self.queue.admitted(
+                state.demand, request.priority, is_resumed=bool(request.committed_token_ids)
+            ):
+                await self._run(vocabulary, request, state, trimmer, opening, span, outbox)
+        except Overloaded:
+            self._metrics.refused.inc()
+            raise
+
+    async def _run(
+        self,
+        vocabulary: Vocabulary,
+        request: generation_pb2.GenerateRequest,
+        state: RequestState,
+        trimmer: Trimmer,
+        opening: common_pb2.SessionOpening,
+        span: trace.Span,
+        outbox: Outbox,
+    ) -> None:
+        """Decode an admitted choice."""
         target = TargetSession(
             state,
             self._pair.targets,
@@ -168,8 +199,6 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                     outbox.put(response)
         finally:
             decoder.close()
-            self.num_running -= 1
-            self._slots.release()
             self._count(decoder, target, proposer)
 
     def _count(self, decoder: Decoder, target: TargetSession, proposer: Proposer | None) -> None:
@@ -189,6 +218,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         metrics.bonus_tokens.inc(record.num_bonus_tokens)
         metrics.plain_tokens.inc(record.num_plain_tokens)
         metrics.target_reopens.inc(target.num_reopens)
+        metrics.preemptions.inc(target.num_preemptions)
         for reason, count in record.rounds_by_reason.items():
             metrics.rounds_by_reason.labels(reason=reason).inc(count)
         for k, count in record.rounds_by_k.items():

@@ -39,6 +39,10 @@ _MOVE = (PeerUnavailable, SessionNotFound, Preempted, Draining, StaleStep, Capac
 RETRY_PAUSE_S = 0.1
 """Pause before a session asks again for blocks, or a replica that it has just left."""
 
+ROOM_WAIT_S = 2.0
+"""How long a preempted session looks for free blocks before it is opened without them: the target's
+scheduler then takes them from younger ones, so that none waits for ever."""
+
 MAX_MISMATCHES = 3
 """Cache mismatches in a row after which the session is opened anew."""
 
@@ -57,6 +61,8 @@ class TargetSession:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.num_reopens = 0
+        self.num_preemptions = 0
+        """Times that its KV blocks went to another session."""
         self.cached_prompt_tokens = 0
         """Prompt tokens found in the prefix cache when the session was first opened."""
         self._state = state
@@ -65,6 +71,7 @@ class TargetSession:
         self._call_timeout_s = call_timeout_s
         self._reopen_timeout_s = reopen_timeout_s
         self._clock = clock
+        self._began = clock()
         self._attachment: TargetAttachment | None = None
         self._departure = TargetDeparture(state, pool, clock)
 
@@ -102,7 +109,9 @@ class TargetSession:
                     self.close()
                     self._attachment = left
                     continue
-                if deadline is None:
+                if isinstance(error, Preempted):
+                    pass  # a matter of time, not of loss: the oldest always gets on
+                elif deadline is None:
                     deadline = self._clock() + self._reopen_timeout_s
                 elif self._clock() >= deadline:
                     raise
@@ -163,10 +172,13 @@ class TargetSession:
         return self._attachment
 
     def _on(self, link: TargetLink) -> TargetAttachment:
+        opening = common_pb2.SessionOpening()
+        opening.CopyFrom(self._opening)
+        opening.age_s = max(0.0, self._clock() - self._began)
         return TargetAttachment(
             link,
             self._state,
-            self._opening,
+            opening,
             call_timeout_s=self._call_timeout_s,
             clock=self._clock,
         )
@@ -196,12 +208,17 @@ class TargetSession:
         if self._attachment is None:
             return
         # A replica that refuses at once is asked again only after a pause.
-        pause = isinstance(error, Preempted | CapacityExhausted) or address in avoid
-        avoid.add(address)
+        is_preempted = isinstance(error, Preempted)
+        pause = is_preempted or isinstance(error, CapacityExhausted) or address in avoid
         self.close()
         self._state.target.reopen()
         if pause:
             await asyncio.sleep(RETRY_PAUSE_S)
+        if is_preempted:
+            self.num_preemptions += 1
+            await self._pool.wait_for_room(self._state.demand, self._opening.priority, ROOM_WAIT_S)
+        else:
+            avoid.add(address)
 
     def _leave_draining(self) -> None:
         """Move on from a replica that drains, if there is another."""

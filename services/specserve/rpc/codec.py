@@ -131,18 +131,26 @@ def pack_opening(opening: SessionOpening) -> common_pb2.SessionOpening:
         sampling=pack_sampling(opening.sampling),
         tenant_salt=opening.tenant_salt,
         priority=opening.priority,
+        age_s=opening.age_s,
     )
 
 
 def unpack_opening(call: common_pb2.SessionCall) -> SessionOpening | None:
-    """Read a call's opening, if it carries one."""
+    """Read a call's opening, if it carries one.
+
+    Raises:
+        InvalidRequest: a field is out of range; it is named.
+    """
     if not call.HasField("opening"):
         return None
     message = call.opening
+    if not 0 <= message.age_s < math.inf:
+        raise InvalidRequest("age_s", f"{message.age_s}, seconds >= 0 were wanted")
     return SessionOpening(
         sampling=unpack_sampling(message.sampling),
         tenant_salt=message.tenant_salt,
         priority=message.priority,
+        age_s=message.age_s,
     )
 
 

@@ -58,6 +58,8 @@ class ReplicaServer:
         self._calls = CallTable()
         self._leases = Leases(lease_s, clock)
         self._streams: set[FrameStream] = set()
+        self._num_held = 0
+        """Sessions on the device by its last output."""
         self._stopping = asyncio.Event()
         self._tracer = trace.get_tracer("specserve.replica")
         self._tasks: list[asyncio.Task[None]] = []
@@ -158,6 +160,11 @@ class ReplicaServer:
         self.device.send(call)
 
     def _on_output(self, output: EngineOutput) -> None:
+        if output.load.num_sessions < self._num_held:
+            # Orchestrators whose requests wait for blocks hear at once that some are free.
+            for stream in self._streams:
+                stream.report_load()
+        self._num_held = output.load.num_sessions
         for reply in output.replies:
             call = self._calls.get(reply.call_id)
             if call is not None:

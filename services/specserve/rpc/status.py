@@ -14,6 +14,9 @@ from specserve.rpc.v1 import common_pb2
 ERROR_KEY = "specserve-error"
 """Trailing metadata key that carries the class name."""
 
+RETRY_AFTER_KEY = "specserve-retry-after"
+"""Trailing metadata key that carries the seconds after which another try makes sense."""
+
 MAX_DETAIL_BYTES = 2048
 """Status text travels in an 8 KiB header block; longer text is cut."""
 
@@ -25,6 +28,7 @@ CODES: dict[type[errors.SpecServeError], grpc.StatusCode] = {
     errors.CacheMismatch: grpc.StatusCode.FAILED_PRECONDITION,
     errors.StaleStep: grpc.StatusCode.ABORTED,
     errors.CapacityExhausted: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.Preempted: grpc.StatusCode.ABORTED,
     errors.DeadlineExpired: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.Draining: grpc.StatusCode.UNAVAILABLE,
@@ -99,9 +103,10 @@ def from_rpc_error(error: grpc.aio.AioRpcError, pool: str) -> errors.SpecServeEr
     """Translate the status that ended a call or stream."""
     code = error.code()
     text = error.details() or code.name
-    name = next(
-        (str(value) for key, value in error.trailing_metadata() or () if key == ERROR_KEY), ""
-    )
+    metadata = {key: str(value) for key, value in error.trailing_metadata() or ()}
+    name = metadata.get(ERROR_KEY, "")
+    if name == "Overloaded":
+        return errors.Overloaded(text, _seconds(metadata.get(RETRY_AFTER_KEY, "")))
     if name == "ContextOverflow":
         return errors.ContextOverflow("", text)
     if name == "DeadlineExpired" or code is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -113,14 +118,20 @@ def from_rpc_error(error: grpc.aio.AioRpcError, pool: str) -> errors.SpecServeEr
     return RemoteError(name, code.value[0], text)
 
 
+def _seconds(text: str) -> float:
+    try:
+        return min(max(float(text), 0.0), 3600.0)
+    except ValueError:
+        return 1.0
+
+
 @asynccontextmanager
 async def errors_as_status(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
     """Abort the call with the status of any SpecServeError raised inside."""
     try:
         yield
     except errors.SpecServeError as error:
-        await context.abort(
-            CODES[type(error)],
-            str(error)[:MAX_DETAIL_BYTES],
-            ((ERROR_KEY, type(error).__name__),),
-        )
+        metadata = [(ERROR_KEY, type(error).__name__)]
+        if isinstance(error, errors.Overloaded):
+            metadata.append((RETRY_AFTER_KEY, f"{error.retry_after_s:.3f}"))
+        await context.abort(CODES[type(error)], str(error)[:MAX_DETAIL_BYTES], tuple(metadata))

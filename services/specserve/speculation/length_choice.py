@@ -58,6 +58,8 @@ class Reason(StrEnum):
     """No room for a draft token before max_tokens."""
     CONTEXT = "context"
     """No room for a draft token in the context of target or draft."""
+    DRAFT_PRESSURE = "draft_pressure"
+    """Calls queue at the draft: fewer draft tokens, or none, were asked for than was chosen."""
     DRAFT_LATE = "draft_late"
     """A proposal missed its round, or is still under way."""
     DRAFT_LOST = "draft_lost"

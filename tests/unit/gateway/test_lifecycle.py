@@ -137,6 +137,7 @@ async def test_a_slow_reader_holds_no_choice() -> None:
     ("error", "status", "code"),
     [
         (errors.CapacityExhausted("KV blocks", 5, 1), 503, "capacity_exhausted"),
+        (errors.Overloaded("9 requests wait", 7.2), 429, "overloaded"),
         (errors.PeerUnavailable("target", "none"), 503, "unavailable"),
         (errors.Draining("o1"), 503, "draining"),
         (errors.DeadlineExpired("the request", 1.0), 504, "deadline_expired"),
@@ -161,7 +162,8 @@ async def test_an_error_before_the_first_block_has_its_status(
     assert set(found) == {"message", "type", "param", "code"}
     assert found["code"] == code
     assert "secret" not in found["message"]
-    assert (answer.headers.get("retry-after") is not None) == (status == 503)
+    after = {429: "8", 503: "1"}.get(status)
+    assert answer.headers.get("retry-after") == after
     assert answer.headers["x-request-id"]
     assert backend.open == set()
 

@@ -19,6 +19,7 @@ SAMPLES: dict[type[errors.SpecServeError], errors.SpecServeError] = {
         errors.StaleStep(1, 2, 3, 4),
         errors.CapacityExhausted("blocks", 2, 1),
         errors.Preempted("s"),
+        errors.Overloaded("9 requests wait", 7.25),
         errors.DeadlineExpired("call", 1.5),
         errors.Draining("target-1"),
         errors.NonFiniteLogits("s", 2),
@@ -118,7 +119,7 @@ async def test_raised_error_ends_the_call_and_is_rebuilt(error: errors.SpecServe
         async with status.errors_as_status(context):  # type: ignore[arg-type]
             raise error
     assert context.code is status.CODES[type(error)]
-    assert context.metadata == ((status.ERROR_KEY, type(error).__name__),)
+    assert context.metadata[0] == (status.ERROR_KEY, type(error).__name__)
     rebuilt = status.from_rpc_error(
         grpc.aio.AioRpcError(
             context.code,
@@ -132,6 +133,8 @@ async def test_raised_error_ends_the_call_and_is_rebuilt(error: errors.SpecServe
         assert type(rebuilt) is type(error)
     if context.code is grpc.StatusCode.UNAVAILABLE:
         assert isinstance(rebuilt, errors.PeerUnavailable)
+    if isinstance(error, errors.Overloaded):
+        assert vars(rebuilt) == vars(error)
     if isinstance(rebuilt, (errors.InvalidRequest, status.RemoteError)):
         assert str(error) in str(rebuilt)
 

@@ -73,14 +73,16 @@ class TokenConstraints(_message.Message):
     def __init__(self, prompt_length: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., bias_token_ids: _Optional[bytes] = ..., biases: _Optional[bytes] = ..., bad_word_token_ids: _Optional[bytes] = ..., bad_word_lengths: _Optional[_Iterable[int]] = ..., allowed_token_ids: _Optional[bytes] = ..., min_tokens: _Optional[int] = ..., end_token_ids: _Optional[bytes] = ..., grammar: _Optional[str] = ..., eos_token_ids: _Optional[bytes] = ...) -> None: ...
 
 class SessionOpening(_message.Message):
-    __slots__ = ("sampling", "tenant_salt", "priority")
+    __slots__ = ("sampling", "tenant_salt", "priority", "age_s")
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     TENANT_SALT_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
     sampling: SamplingParams
     tenant_salt: bytes
     priority: int
-    def __init__(self, sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., tenant_salt: _Optional[bytes] = ..., priority: _Optional[int] = ...) -> None: ...
+    age_s: float
+    def __init__(self, sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., tenant_salt: _Optional[bytes] = ..., priority: _Optional[int] = ..., age_s: _Optional[float] = ...) -> None: ...
 
 class SessionCall(_message.Message):
     __slots__ = ("call_id", "session_id", "epoch", "step", "keep_length", "keep_digest", "append_token_ids", "opening", "timeout_s", "traceparent")

@@ -58,8 +58,9 @@ class GenerationServiceServicer:
 
     def Generate(self, request, context):
         """Streams committed blocks until the choice is finished. Errors end the stream with a status:
-        INVALID_ARGUMENT for a wrong field, RESOURCE_EXHAUSTED for no capacity, UNAVAILABLE when no
-        target can be reached. Ending the call cancels the choice and frees both KV caches.
+        INVALID_ARGUMENT for a wrong field, RESOURCE_EXHAUSTED for no capacity (Overloaded: not admitted
+        in time; the trailing metadata specserve-retry-after says in how many seconds to try again),
+        UNAVAILABLE when no target can be reached. Ending the call cancels the choice and frees both KV caches.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
