@@ -43,6 +43,7 @@ COMMANDS = {
     "doctor": Command("doctor.command", "check a pair, devices, ports, memory and versions"),
     "speculation": Command("speculation", "switch speculation off, on or to auto while serving"),
     "config": Command("config", "check a file of settings; render what Ray Serve is given"),
+    "keys": Command("keys", "add, list and revoke API keys of the gateway"),
     "drain-node": Command("drain_node", "empty this Ray node before its pod ends"),
     "models": Command("models", "pull the embedded pair"),
     "draft": Command(

@@ -36,7 +36,7 @@ from specserve.gateway.pair import PairWatch, ServedPair
 from specserve.gateway.plan import GenerationPlan, check_priority
 from specserve.gateway.receiving import read_body, unless_disconnected
 from specserve.gateway.requests import parse_body
-from specserve.gateway.tenants import Tenant, resolve_tenant
+from specserve.gateway.tenants import Tenant, key_tenant, resolve_tenant
 
 logger = logging.getLogger(__name__)
 
@@ -58,8 +58,8 @@ class Endpoint(Generic[BodyT]):
     """First part of answers' ids."""
     body_type: type[BodyT]
     """Shape of its bodies."""
-    plan: Callable[[str, BodyT, ServedPair], Awaitable[GenerationPlan]]
-    """Checks and tokenises a body: (request id, body, pair) to a plan."""
+    plan: Callable[[str, BodyT, ServedPair, Tenant], Awaitable[GenerationPlan]]
+    """Checks and tokenises a body: (request id, body, pair, tenant) to a plan."""
     format: Callable[[GenerationPlan, BodyT, int], AnswerFormat[Any]]
     """Makes the writer of an answer: (plan, body, created) to a format."""
 
@@ -104,7 +104,7 @@ class GenerationAnswer(Response, Generic[BodyT]):
         error: BaseException | None = None
         try:
             with services.drain.running():
-                tenant = resolve_tenant(request.headers, services.config)
+                tenant = resolve_tenant(request.headers, services.config, key_tenant(scope))
                 raw = await read_body(request, services.config.max_body_bytes)
                 answering = self._answer(raw, tenant, observer, send)
                 error = await unless_disconnected(receive, answering)
@@ -127,7 +127,7 @@ class GenerationAnswer(Response, Generic[BodyT]):
         else:
             body = parse_body(raw, endpoint.body_type)
         check_priority(body, tenant)
-        plan = await endpoint.plan(self._request_id, body, await services.pair.ready())
+        plan = await endpoint.plan(self._request_id, body, await services.pair.ready(), tenant)
         for choice in plan.choices:
             choice.tenant_salt = tenant.salt
         num_prompt_tokens = sum(plan.prompt_lengths)

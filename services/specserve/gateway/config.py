@@ -5,7 +5,9 @@ Knows no model: limits that follow from the served pair come from `GetPair`.
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Self
+
+from pydantic import Field, model_validator
 
 from specserve.config import Config
 
@@ -31,6 +33,11 @@ class GatewayConfig(Config):
     """Address to listen on."""
     port: int = Field(8000, ge=0, le=65535)
     """Port to listen on; 0 lets the system choose one."""
+    api_key_file: str | None = None
+    """File of API keys' hashes, written by `specserve keys` and read anew when it changes; every
+    path but /health and /ready then wants a key. None asks for none."""
+    metrics_without_key: bool = False
+    """Answer /metrics without a key too, for a Prometheus that has none."""
     served_model_name: str | None = None
     """Name that clients ask for; None takes the target's model id."""
     max_body_bytes: int = Field(1_048_576, ge=1024)
@@ -67,3 +74,9 @@ class GatewayConfig(Config):
     """Limits by tenant, in place of those above."""
     shutdown_grace_s: float = Field(10.0, ge=0)
     """How long running requests may go on after a stop signal, in seconds."""
+
+    @model_validator(mode="after")
+    def _one_source_of_tenants(self) -> Self:
+        if self.api_key_file is not None and self.tenant_header is not None:
+            raise ValueError("tenant_header has no say where api_key_file is set; leave it out")
+        return self

@@ -15,6 +15,7 @@ from specserve.gateway.plan import GenerationPlan, check_limits, check_model, ma
 from specserve.gateway.prompts import chat_prompt, completion_prompts
 from specserve.gateway.requests import ChatRequest, CompletionRequest
 from specserve.gateway.structured import wanted_grammar
+from specserve.gateway.tenants import Tenant
 from specserve.gateway.token_text import TokenTexts
 from specserve.grammar.compiler import GrammarCompiler
 
@@ -27,11 +28,13 @@ def completion_endpoint(
 ) -> Endpoint[CompletionRequest]:
     """Put `/v1/completions` together."""
 
-    async def plan(request_id: str, body: CompletionRequest, pair: ServedPair) -> GenerationPlan:
+    async def plan(
+        request_id: str, body: CompletionRequest, pair: ServedPair, tenant: Tenant
+    ) -> GenerationPlan:
         check_model(body.model, pair)
         check_limits(body, len(body.prompt), config)
         prompts = await completion_prompts(body, tokenizer, config.tokenize_in_thread_chars)
-        grammar = await wanted_grammar(body, grammars, pair)
+        grammar = await wanted_grammar(body, grammars, pair, tenant.salt)
         constraints = token_constraints(body, tokenizer, grammar)
         return make_plan(request_id, body, prompts, pair, config, constraints)
 
@@ -46,11 +49,13 @@ def chat_endpoint(
 ) -> Endpoint[ChatRequest]:
     """Put `/v1/chat/completions` together."""
 
-    async def plan(request_id: str, body: ChatRequest, pair: ServedPair) -> GenerationPlan:
+    async def plan(
+        request_id: str, body: ChatRequest, pair: ServedPair, tenant: Tenant
+    ) -> GenerationPlan:
         check_model(body.model, pair)
         check_limits(body, 1, config)
         prompt = await chat_prompt(body, tokenizer, config.tokenize_in_thread_chars)
-        grammar = await wanted_grammar(body, grammars, pair)
+        grammar = await wanted_grammar(body, grammars, pair, tenant.salt)
         constraints = token_constraints(body, tokenizer, grammar)
         return make_plan(request_id, body, [prompt], pair, config, constraints)
 

@@ -81,7 +81,9 @@ class HttpError:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Headers beside the body: overload and loss are worth another try."""
+        """Headers beside the body: overload and loss are worth another try, a 401 wants a key."""
+        if self.status == 401:
+            return {"www-authenticate": 'Bearer realm="specserve"'}
         if self.status not in (429, 503):
             return {}
         return {"retry-after": str(max(1, math.ceil(self.retry_after_s)))}

@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, Response
 from specserve.errors import SpecServeError
 from specserve.gateway.answering import GenerationAnswer, Services
 from specserve.gateway.answers import ChatCompletion, Completion
+from specserve.gateway.authentication import Authentication, open_paths, watched_keys
 from specserve.gateway.backend import GenerationBackend
 from specserve.gateway.config import GatewayConfig
 from specserve.gateway.drain import Drain
@@ -67,6 +68,9 @@ def create_http_app(
         metrics: where to count; None makes a registry of its own.
         tracer: where spans go; None takes the process's own provider.
         drain: how whoever serves the application stops it; None if nobody does with grace.
+
+    Raises:
+        ConfigurationError: the file of API keys cannot be read.
     """
     metrics = metrics or GatewayMetrics()
     drain = drain or Drain()
@@ -82,6 +86,10 @@ def create_http_app(
     # Another spelling of a path is not that path: redirects would go round path-based guards.
     app = FastAPI(title="specserve", redirect_slashes=False, docs_url=None, redoc_url=None)
     _answer_errors(app)
+    if (keys := watched_keys(config)) is not None:
+        app.add_middleware(
+            Authentication, keys=keys, metrics=metrics, open_paths=open_paths(config)
+        )
 
     @app.post(
         "/v1/completions",

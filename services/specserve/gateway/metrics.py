@@ -36,6 +36,8 @@ SPEC_NUM_LATE_PROPOSALS = PREFIX + "spec_decode_num_late_proposals"
 NUM_TARGET_REOPENS = PREFIX + "num_target_reopens"
 KV_CACHE_USAGE = PREFIX + "kv_cache_usage_perc"
 NUM_SESSIONS = PREFIX + "num_sessions"
+REQUESTS_UNAUTHORIZED = PREFIX + "requests_unauthorized"
+API_KEY_FILE_FAILING = PREFIX + "api_key_file_failing"
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -104,6 +106,15 @@ class GatewayMetrics:
             KV_CACHE_USAGE, "Share of KV blocks in use, 0 to 1", ["role", "replica"]
         )
         self._num_sessions = self._gauge(NUM_SESSIONS, "Sessions held", ["role", "replica"])
+        self.unauthorized = Counter(
+            REQUESTS_UNAUTHORIZED,
+            "Requests answered 401, for a key that was missing or wrong",
+            ["key"],
+            registry=self.registry,
+        )
+        self.api_key_file_failing = self._gauge(
+            API_KEY_FILE_FAILING, "1 while older keys are in use, for the file cannot be read"
+        )
 
     def count_record(self, record: SpeculationRecord) -> None:
         """Add what speculation did for one finished choice."""

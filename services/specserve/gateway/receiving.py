@@ -83,6 +83,7 @@ class Refusal:
     def __init__(self, error: HttpError) -> None:
         self._status = error.status
         self._body = error.to_json()
+        self._headers = [(name.encode(), value.encode()) for name, value in error.headers.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer, then let the client finish."""
@@ -90,6 +91,7 @@ class Refusal:
             (b"content-type", b"application/json"),
             (b"content-length", str(len(self._body)).encode()),
             (b"connection", b"close"),
+            *self._headers,
         ]
         await send({"type": "http.response.start", "status": self._status, "headers": headers})
         await send({"type": "http.response.body", "body": self._body, "more_body": True})

@@ -22,7 +22,7 @@ _Asked = tuple[str, str]
 
 
 async def wanted_grammar(
-    body: GenerationFields, grammars: GrammarCompiler, pair: ServedPair
+    body: GenerationFields, grammars: GrammarCompiler, pair: ServedPair, tenant_salt: bytes = b""
 ) -> str:
     """Return the Lark grammar that the text is held to, "" for none.
 
@@ -48,7 +48,7 @@ async def wanted_grammar(
             "text to anything",
         )
     try:
-        await asyncio.to_thread(grammars.compile, grammar)
+        await asyncio.to_thread(grammars.compile, grammar, tenant_salt)
     except InvalidRequest as error:
         # A place in our wrapping of what they wrote would puzzle them.
         is_theirs = field.endswith("grammar")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from specserve.config import EngineConfig, ServerConfig
 from specserve.errors import ConfigurationError
+from specserve.gateway.api_keys import load_keys
 from specserve.gateway.config import GatewayConfig
 from specserve.serve_args import PoolOptions, ServeArgs
 from specserve.tools.config_file import load_serve_args
@@ -87,7 +88,7 @@ def serve_args_from(args: argparse.Namespace) -> tuple[ServeArgs, ModelPair]:
         ConfigurationError: a flag is wrong, or the port is taken.
         VocabularyMismatch: draft and target differ; the first differing id is named.
     """
-    gateway = config_from_flags(args, GatewayConfig)
+    gateway = _with_keys(config_from_flags(args, GatewayConfig))
     config_from_flags(args, EngineConfig, model="")  # a wrong flag is told before models are pulled
     pools = {
         pool: config_from_flags(
@@ -118,10 +119,27 @@ def _serve_args_from_file(args: argparse.Namespace) -> tuple[ServeArgs, ModelPai
         names = ", ".join(name if name == "target" else as_flag(name) for name in given)
         raise ConfigurationError(f"--config: the file has all settings; leave out {names}")
     serve_args = load_serve_args(args.config)
+    gateway = _with_keys(serve_args.gateway)
+    serve_args = serve_args.model_copy(update={"gateway": gateway})
     require_free_port(serve_args.gateway.host, serve_args.gateway.port)
     pair = ModelPair(serve_args.target.model, serve_args.speculative, is_embedded=False)
     require_fitting(pair, serve_args.target)
     return serve_args, pair
+
+
+def _with_keys(gateway: GatewayConfig) -> GatewayConfig:
+    """Refuse a file of API keys that is wrong before anything starts, and name it for replicas.
+
+    They need not run where this does. Links stay: behind them a Secret may be swapped.
+
+    Raises:
+        ConfigurationError: it cannot be read, or a line of it is no key.
+    """
+    if gateway.api_key_file is None:
+        return gateway
+    load_keys(gateway.api_key_file)
+    path = os.path.abspath(gateway.api_key_file)
+    return gateway.model_copy(update={"api_key_file": path})
 
 
 def require_free_port(host: str, port: int) -> None:
