@@ -71,7 +71,7 @@ def build_app(args: ServeArgs) -> Application:
     return _bind(
         GatewayDeployment,
         _options(args, "gateway"),
-        args.gateway,
+        args.gateway_config(),
         args.target,
         orchestrator,
     )

@@ -167,8 +167,19 @@ class SpeculativeConfig(Config):
         return tuple(method for method in methods if method not in DRAFT_MODEL_METHODS)
 
 
-class ServerConfig(Config):
-    """One service's gRPC server."""
+class TlsSettings(Config):
+    """How a process's gRPC links are secured."""
+
+    tls_dir: str | None = None
+    """Folder with ca.crt, tls.crt and tls.key, read anew when they change: gRPC is then mutual TLS.
+    None is clear text."""
+    tls_server_name: str = "specserve.internal"
+    """Name (SAN) that every peer's certificate carries; "" asks no name of clients, and of servers
+    the host that was dialled."""
+
+
+class ServerConfig(TlsSettings):
+    """One service's gRPC server, and how it dials others."""
 
     host: str = "127.0.0.1"
     """Address to bind; 0.0.0.0 to serve other machines."""

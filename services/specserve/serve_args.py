@@ -16,6 +16,7 @@ from specserve.config import (
     ServerConfig,
     SpeculativeConfig,
     TargetConfig,
+    TlsSettings,
 )
 from specserve.config_parsing import check_speculative
 from specserve.errors import ConfigurationError
@@ -72,7 +73,8 @@ class ServeArgs(Config):
     speculative: SpeculativeConfig | None = None
     """None serves the target alone."""
     server: ServerConfig = ServerConfig()
-    """The gRPC servers of draft, target and orchestrator; their ports are set per pool below."""
+    """The gRPC servers of draft, target and orchestrator; their ports are set per pool below. Its
+    `tls_*` hold for every gRPC link, the gateway's too."""
     draft_port: int = Field(0, ge=0, le=65535)
     """First draft port of a node, counted up by local rank; 0 takes free ones."""
     target_port: int = Field(0, ge=0, le=65535)
@@ -143,6 +145,11 @@ class ServeArgs(Config):
             update={"speculative": self.speculative, "server": server}
         )
 
+    def gateway_config(self) -> GatewayConfig:
+        """Return one gateway replica's configuration."""
+        tls = {name: getattr(self.server, name) for name in TlsSettings.model_fields}
+        return self.gateway.model_copy(update=tls)
+
     def _server(self, port: int, metrics_port: int | None) -> ServerConfig:
         return self.server.model_copy(update={"port": port, "metrics_port": metrics_port})
 
@@ -194,6 +201,11 @@ def check_serve_args(args: ServeArgs, what: str = "ServeArgs") -> None:
             raise ConfigurationError(
                 f"{what}: server.{name} would be one for all; set draft_{name}, target_{name} and "
                 f"orchestrator_{name}"
+            )
+    for name in TlsSettings.model_fields:
+        if name in args.gateway.model_fields_set:
+            raise ConfigurationError(
+                f"{what}: gateway.{name} is filled in from `server`; set server.{name} alone"
             )
     for name in ("speculative", "server"):
         if name in args.orchestrator.model_fields_set:

@@ -25,7 +25,7 @@ Chunk = tuple[float, dict[str, Any]]
 class Served:
     """A running `specserve serve`, what it said about itself, and a client of it."""
 
-    def __init__(self, *flags: str) -> None:
+    def __init__(self, *flags: str, api_key: str | None = None) -> None:
         self._port = HeldPort()
         config = json.dumps({"model": DRAFT})
         words = [
@@ -39,7 +39,8 @@ class Served:
         self.command = CommandLine(words)
         ready = self.command.wait_event("ready", START_TIMEOUT_S)
         self.url = str(ready["address"])
-        self.client = httpx.Client(base_url=self.url, timeout=60)
+        headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
+        self.client = httpx.Client(base_url=self.url, timeout=60, headers=headers)
 
     def close(self) -> None:
         """End it, whatever state it is in."""

@@ -6,10 +6,14 @@ import threading
 import time
 
 import grpc
+import httpx
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from helpers.processes import left_running
 from helpers.served import Served, text_of
+from specserve.gateway.api_keys import KeyRing, make_key
+from support.certificates import Authority, SecretVolume
 
 STOP_TIMEOUT_S = 20
 
@@ -184,10 +188,29 @@ def test_a_stop_signal_cuts_no_live_stream(served):
     assert_it_ends(served, processes, started)
 
 
-def test_a_second_stop_signal_hurries():
-    """The endless stream ends at once, with an event that says why; the clean-up is as complete."""
-    served = Served("--shutdown-grace-s=600")
+def test_a_second_stop_signal_hurries_keys_and_mutual_tls_on(tmp_path):
+    """The endless stream ends at once, with an event that says why; the clean-up is as complete.
+
+    Behind it: without a key 401, and no gRPC port talks to a stranger.
+    """
+    volume = SecretVolume(tmp_path / "tls")
+    volume.issue(Authority())
+    text, key = make_key("alice")
+    (tmp_path / "keys").write_text(KeyRing([key]).text())
+    served = Served(
+        "--shutdown-grace-s=600",
+        f"--api-key-file={tmp_path / 'keys'}",
+        f"--tls-dir={volume.folder}",
+        api_key=text,
+    )
     try:
+        stranger = httpx.post(f"{served.url}/v1/completions", json={"prompt": "x"})
+        assert (stranger.status_code, stranger.json()["error"]["code"]) == (401, "missing_api_key")
+        for role in ("orchestrator", "draft", "target"):
+            with grpc.insecure_channel(served.replica(role)[1]) as channel:
+                stub = health_pb2_grpc.HealthStub(channel)
+                with pytest.raises(grpc.RpcError, match="UNAVAILABLE"):
+                    stub.Check(health_pb2.HealthCheckRequest(), timeout=10)
         reading = Reading(served, max_tokens=100_000)
         processes = served.command.descendants()
         served.command.process.send_signal(signal.SIGINT)

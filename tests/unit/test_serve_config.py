@@ -242,3 +242,22 @@ class TestCommand:
         """A flag beside the file would be a second source: it is refused by name."""
         assert cli.main(["serve", "--config", str(path), "--port=9", "--max-model-len=64"]) == 2
         assert "leave out --max-model-len, --port" in capsys.readouterr().err
+
+
+def test_one_setting_secures_every_link() -> None:
+    """`server.tls_*` holds for the servers and for the gateway, which dials; nothing else does."""
+    text = SETTINGS.replace("server: {", "server: {tls_dir: /etc/specserve/tls, ", 1)
+    args = args_of(text)
+    draft = args.draft_config()
+    assert draft is not None
+
+    configs = [
+        args.gateway_config(),
+        args.orchestrator_config().server,
+        args.target_config().server,
+        draft.server,
+    ]
+    assert {config.tls_dir for config in configs} == {"/etc/specserve/tls"}
+    assert {config.tls_server_name for config in configs} == {"specserve.internal"}
+    with pytest.raises(ConfigurationError, match=r"set server\.tls_dir alone"):
+        args_of(SETTINGS.replace("gateway: {", "gateway: {tls_dir: /etc, ", 1))

@@ -9,7 +9,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from specserve.config import Config
+from specserve.config import Config, TlsSettings
 
 
 class TenantLimits(Config):
@@ -26,7 +26,7 @@ class TenantLimits(Config):
     """Smallest `priority` that a request may name; None lets it name any."""
 
 
-class GatewayConfig(Config):
+class GatewayConfig(TlsSettings):
     """One gateway process."""
 
     host: str = "127.0.0.1"

@@ -30,6 +30,7 @@ from specserve.rpc.serve_hooks import (
     view_of,
     watch_pools,
 )
+from specserve.rpc.tls import MutualTls
 
 
 @serve.deployment(name="gateway")
@@ -44,7 +45,7 @@ class GatewayDeployment:
         self._tokenizer = await asyncio.to_thread(load_tokenizer, target)
         self._config = config
         self._drain = Drain()
-        self._backend = GrpcBackend((), config.failover_timeout_s)
+        self._backend = GrpcBackend((), config.failover_timeout_s, MutualTls.of(config))
         self._orchestrators = PoolWatcher("orchestrator", lambda: look(orchestrator))
         self._watching = asyncio.create_task(
             watch_pools([self._orchestrators], self._tell_backend, DISCOVERY_PERIOD_S),

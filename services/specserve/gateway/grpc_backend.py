@@ -20,6 +20,7 @@ from specserve.gateway.blocks import Round, TokenOrigin, unpack_origins, unpack_
 from specserve.gateway.orchestrators import Orchestrator, OrchestratorPool
 from specserve.gateway.rounds import merge_records, record_of
 from specserve.rpc.status import ERROR_KEY, from_rpc_error
+from specserve.rpc.tls import MutualTls
 from specserve.rpc.v1 import generation_pb2
 from specserve.rpc.v1.generation_pb2 import (
     GenerateRequest,
@@ -46,8 +47,13 @@ LAST_PAUSE_S = 1.0
 class GrpcBackend:
     """A `GenerationBackend` over one or more orchestrators."""
 
-    def __init__(self, addresses: Iterable[str], failover_timeout_s: float = 30.0) -> None:
-        self._pool = OrchestratorPool(addresses)
+    def __init__(
+        self,
+        addresses: Iterable[str],
+        failover_timeout_s: float = 30.0,
+        tls: MutualTls | None = None,
+    ) -> None:
+        self._pool = OrchestratorPool(addresses, tls)
         self._failover_timeout_s = failover_timeout_s
 
     async def set_addresses(self, addresses: Iterable[str]) -> None:

@@ -14,6 +14,7 @@ import grpc
 
 from specserve.errors import PeerUnavailable
 from specserve.rpc.channel import open_channel
+from specserve.rpc.tls import MutualTls
 from specserve.rpc.v1.generation_pb2_grpc import GenerationServiceStub
 
 AVOID_S = 1.0
@@ -23,13 +24,15 @@ AVOID_S = 1.0
 class Orchestrator:
     """One orchestrator."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, tls: MutualTls | None = None, generation: int = 0) -> None:
         self.address = address
+        self.generation = generation
+        """Of the certificates that it is dialled with."""
         self.num_running = 0
         """Calls of this gateway in flight."""
         self.avoid_until = 0.0
         """Event-loop time before which others are preferred."""
-        self.channel: grpc.aio.Channel = open_channel(address)
+        self.channel: grpc.aio.Channel = open_channel(address, tls)
         self.stub = GenerationServiceStub(self.channel)
 
     @contextmanager
@@ -45,8 +48,9 @@ class Orchestrator:
 class OrchestratorPool:
     """All orchestrators known; their channels belong to the event loop that first used them."""
 
-    def __init__(self, addresses: Iterable[str]) -> None:
+    def __init__(self, addresses: Iterable[str], tls: MutualTls | None = None) -> None:
         self._addresses = tuple(addresses)
+        self._tls = tls
         self._loop: asyncio.AbstractEventLoop | None = None
         self._members: dict[str, Orchestrator] = {}  # {address: orchestrator}
 
@@ -72,9 +76,12 @@ class OrchestratorPool:
         if self._loop is not loop:
             # Another loop's channels cannot be used, nor closed, from this one.
             self._loop, self._members = loop, {}
+        generation = 0 if self._tls is None else self._tls.generation()
         for address in self._addresses:
-            if address not in self._members:
-                self._members[address] = Orchestrator(address)
+            member = self._members.get(address)
+            if member is None or member.generation != generation:
+                # One that is replaced lives on, connection and all, while a call runs on it.
+                self._members[address] = Orchestrator(address, self._tls, generation)
         return [self._members[address] for address in self._addresses]
 
     def choose(self) -> Orchestrator:

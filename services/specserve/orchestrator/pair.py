@@ -25,6 +25,7 @@ from specserve.orchestrator.vocabulary import (
 )
 from specserve.rpc import codec
 from specserve.rpc.link import FrameLink
+from specserve.rpc.tls import MutualTls
 from specserve.rpc.v1 import draft_pb2, generation_pb2, target_pb2
 
 logger = logging.getLogger(__name__)
@@ -35,15 +36,15 @@ RETRY_S = 0.2
 class Pair:
     """Targets and drafts, and what they agree on."""
 
-    def __init__(self, config: OrchestratorConfig) -> None:
+    def __init__(self, config: OrchestratorConfig, tls: MutualTls | None = None) -> None:
         self.targets: Pool[target_pb2.VerifyCall, target_pb2.VerifyReply] = Pool(
-            TARGET_KIND, heartbeat_s=config.heartbeat_s, hang_s=config.device_hang_s
+            TARGET_KIND, heartbeat_s=config.heartbeat_s, hang_s=config.device_hang_s, tls=tls
         )
         self.drafts: Pool[draft_pb2.ProposeCall, draft_pb2.ProposeReply] | None = None
         speculative = config.speculative
         if speculative is not None and speculative.methods and speculative.needs_draft_model:
             self.drafts = Pool(
-                DRAFT_KIND, heartbeat_s=config.heartbeat_s, hang_s=config.device_hang_s
+                DRAFT_KIND, heartbeat_s=config.heartbeat_s, hang_s=config.device_hang_s, tls=tls
             )
         self.vocabulary: Vocabulary | None = None
         self._identity: TargetIdentity | None = None

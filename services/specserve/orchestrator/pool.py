@@ -16,6 +16,7 @@ from specserve.orchestrator.routing import Candidate, Demand, choose
 from specserve.rpc.codec import PROTOCOL_VERSION
 from specserve.rpc.link import FrameLink
 from specserve.rpc.link_kind import LinkKind
+from specserve.rpc.tls import MutualTls
 from specserve.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -43,7 +44,14 @@ TARGET_KIND: LinkKind[target_pb2.VerifyCall, target_pb2.VerifyReply] = LinkKind(
 class Pool(Generic[CallT, ReplyT]):
     """Links to every known replica of a kind."""
 
-    def __init__(self, kind: LinkKind[CallT, ReplyT], *, heartbeat_s: float, hang_s: float) -> None:
+    def __init__(
+        self,
+        kind: LinkKind[CallT, ReplyT],
+        *,
+        heartbeat_s: float,
+        hang_s: float,
+        tls: MutualTls | None = None,
+    ) -> None:
         self.kind = kind
         self.links: dict[str, FrameLink[CallT, ReplyT]] = {}
         self.refusals: dict[str, str] = {}
@@ -57,6 +65,7 @@ class Pool(Generic[CallT, ReplyT]):
         self._heartbeat_s = heartbeat_s
         self._hang_s = hang_s
         self._prefixes = SeenPrefixes()
+        self._tls = tls
         self._changed = asyncio.Event()
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -67,7 +76,11 @@ class Pool(Generic[CallT, ReplyT]):
                 self.links[address].retired = False
             else:
                 link = FrameLink(
-                    self.kind, address, heartbeat_s=self._heartbeat_s, hang_s=self._hang_s
+                    self.kind,
+                    address,
+                    heartbeat_s=self._heartbeat_s,
+                    hang_s=self._hang_s,
+                    tls=self._tls,
                 )
                 link.on_change = lambda link=link: self._on_change(link)  # type: ignore[misc]
                 link.on_load = self._load_came

@@ -20,6 +20,7 @@ from specserve.orchestrator.proposers import Proposers
 from specserve.orchestrator.servicer import GenerationServicer
 from specserve.orchestrator.synthetic import synthetic_acceptance
 from specserve.rpc.server import GrpcServer, new_replica_id
+from specserve.rpc.tls import MutualTls
 from specserve.rpc.v1 import admin_pb2, admin_pb2_grpc, generation_pb2, generation_pb2_grpc
 from specserve.speculation.length_choice import SpeculationMode
 
@@ -85,11 +86,13 @@ async def start_orchestrator(config: OrchestratorConfig) -> RunningOrchestrator:
     """Serve; peers may still be loading and are found when they come.
 
     Raises:
-        ConfigurationError: the port cannot be bound, or settings contradict one another.
+        ConfigurationError: the port cannot be bound, certificates cannot be read, or settings
+            contradict one another.
     """
     telemetry.configure_tracing("specserve-orchestrator")
     replica_id = new_replica_id("orchestrator")
-    pair = Pair(config)
+    tls = MutualTls.of(config.server)
+    pair = Pair(config, tls)
     metrics = telemetry.RoundMetrics()
     proposers = Proposers(config, pair.drafts)
     length = LengthControl(config)
@@ -120,7 +123,7 @@ async def start_orchestrator(config: OrchestratorConfig) -> RunningOrchestrator:
         generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name,
         admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name,
     ]
-    server = GrpcServer(config.server, names, metrics.registry)
+    server = GrpcServer(config.server, names, metrics.registry, tls)
 
     def register(grpc_server: grpc.aio.Server) -> None:
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, grpc_server)

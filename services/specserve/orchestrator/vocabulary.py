@@ -13,7 +13,6 @@ from specserve.errors import SpecServeError, VocabularyMismatch
 from specserve.model.token_table import TokenTable
 from specserve.orchestrator.pool import model_of
 from specserve.rpc import codec
-from specserve.rpc.channel import open_channel
 from specserve.rpc.garbled import TolerantChannel, require_readable
 from specserve.rpc.link import FrameLink
 from specserve.rpc.v1 import common_pb2
@@ -56,7 +55,7 @@ async def fetch_vocabulary(link: FrameLink[Any, Any]) -> Vocabulary:
         grpc.aio.AioRpcError: the replica did not answer.
         PeerUnavailable: its answer cannot be read.
     """
-    async with open_channel(link.address) as channel:
+    async with link.open_channel() as channel:
         response = await link.kind.make_stub(TolerantChannel(channel)).GetModel(
             common_pb2.GetModelRequest(include_token_table=True), timeout=TABLE_TIMEOUT_S
         )

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import grpc
+
+from specserve.rpc.tls import MutualTls
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Largest message either end takes: a token table of a million ids fits with room to spare."""
@@ -20,7 +24,7 @@ _COMMON: list[tuple[str, int]] = [
     ("grpc.http2.max_pings_without_data", 0),
 ]
 
-CLIENT_OPTIONS = [
+CLIENT_OPTIONS: list[tuple[str, Any]] = [
     *_COMMON,
     # A replica that comes back should be found in well under the lease.
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -40,6 +44,12 @@ SERVER_OPTIONS = [
 ]
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
-    """Open a channel to host:port. One per event loop: grpc.aio objects never cross loops."""
-    return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
+def open_channel(address: str, tls: MutualTls | None = None) -> grpc.aio.Channel:
+    """Open a channel to host:port. One per event loop: grpc.aio objects never cross loops.
+
+    Args:
+        tls: None speaks clear text.
+    """
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
+    return tls.channel(address, CLIENT_OPTIONS)

@@ -16,6 +16,7 @@ import grpc
 from specserve.errors import InvalidRequest
 from specserve.rpc.garbled import Garbled, tolerant
 from specserve.rpc.status import errors_as_status
+from specserve.rpc.tls import Admit
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,14 @@ _MAKERS: dict[str, Callable[..., Any]] = {
 class StatusInterceptor(grpc.aio.ServerInterceptor):
     """Lets handlers just raise, and keeps from them what is no request."""
 
+    def __init__(self, admit: Admit | None = None) -> None:
+        """Make one.
+
+        Args:
+            admit: ends a call of somebody who may not call; None lets everybody in.
+        """
+        self._admit = admit
+
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
@@ -46,10 +55,11 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
         kind = next(name for name in _MAKERS if getattr(handler, name) is not None)
         behaviour = getattr(handler, kind)
         if not _is_async(behaviour):
-            return handler  # none of ours
+            # None of ours. Where not everybody may call, nobody may call what cannot ask.
+            return handler if self._admit is None else None
         take = _read_all if handler.request_streaming else _read_one
         return _MAKERS[kind](
-            _guard(behaviour, handler_call_details.method, take),
+            _guard(behaviour, handler_call_details.method, take, self._admit),
             request_deserializer=tolerant(handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )
@@ -59,11 +69,15 @@ def _is_async(behaviour: Any) -> bool:
     return inspect.iscoroutinefunction(behaviour) or inspect.isasyncgenfunction(behaviour)
 
 
-def _guard(behaviour: Any, method: str, take: Callable[[Any, str, Context], Any]) -> Any:
+def _guard(
+    behaviour: Any, method: str, take: Callable[[Any, str, Context], Any], admit: Admit | None
+) -> Any:
     # gRPC tells by the function's kind whether responses are yielded or written to the context.
     if inspect.isasyncgenfunction(behaviour):
 
         async def yielding(request: Any, context: Context) -> AsyncIterator[Any]:
+            if admit is not None:
+                await admit(context)
             async with errors_as_status(context):
                 async for response in behaviour(take(request, method, context), context):
                     yield response
@@ -71,6 +85,8 @@ def _guard(behaviour: Any, method: str, take: Callable[[Any, str, Context], Any]
         return yielding
 
     async def answering(request: Any, context: Context) -> Any:
+        if admit is not None:
+            await admit(context)
         async with errors_as_status(context):
             return await behaviour(take(request, method, context), context)
 

@@ -28,6 +28,7 @@ from specserve.rpc.link_outbox import LinkOutbox
 from specserve.rpc.link_stream import run_stream
 from specserve.rpc.pending import PendingCall, PendingCalls
 from specserve.rpc.progress import DeviceProgress
+from specserve.rpc.tls import MutualTls
 from specserve.rpc.v1 import common_pb2
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class FrameLink(Generic[CallT, ReplyT]):
         *,
         heartbeat_s: float,
         hang_s: float,
+        tls: MutualTls | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.kind = kind
@@ -75,6 +77,7 @@ class FrameLink(Generic[CallT, ReplyT]):
         self.on_load: Callable[[], None] = lambda: None
         """Called with each load that comes."""
         self._heartbeat_s = heartbeat_s
+        self._tls = tls
         self._clock = clock
         self._numbers = itertools.count(1)
         self._pending: PendingCalls[CallT, ReplyT] = PendingCalls(kind.pool, address)
@@ -99,6 +102,10 @@ class FrameLink(Generic[CallT, ReplyT]):
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         self._pending.fail_all("the link was closed")
+
+    def open_channel(self) -> grpc.aio.Channel:
+        """Open one more connection to the replica, with the certificates as they are now."""
+        return open_channel(self.address, self._tls)
 
     def next_call_id(self) -> int:
         """Give a number for the next call."""
@@ -154,11 +161,15 @@ class FrameLink(Generic[CallT, ReplyT]):
     async def _run(self) -> None:
         while True:
             try:
-                async with open_channel(self.address) as channel:
+                async with self.open_channel() as channel:
                     await self._serve(channel)
             except grpc.aio.AioRpcError as error:
                 logger.info(
-                    "%s %s: stream ended: %s", self.kind.pool, self.address, error.code().name
+                    "%s %s: stream ended: %s: %s",
+                    self.kind.pool,
+                    self.address,
+                    error.code().name,
+                    error.details(),
                 )
             except PeerUnavailable as error:
                 logger.warning("%s", error)

@@ -11,6 +11,7 @@ from specserve.config import ServerConfig
 from specserve.rpc.metrics_endpoint import LoadCollector, MetricsEndpoint
 from specserve.rpc.replica import ReplicaServer
 from specserve.rpc.server import GrpcServer
+from specserve.rpc.tls import MutualTls
 
 
 class ReplicaService:
@@ -31,7 +32,7 @@ class ReplicaService:
     ) -> ReplicaService:
         """Start the device, then serve; on failure nothing is left running."""
         registry = CollectorRegistry()
-        server = GrpcServer(config, [service_name], registry)
+        server = GrpcServer(config, [service_name], registry, MutualTls.of(config))
         await replica.start()
         registry.register(LoadCollector(role, lambda: replica.device.load))
         try:

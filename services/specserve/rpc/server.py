@@ -17,6 +17,7 @@ from specserve.errors import ConfigurationError
 from specserve.rpc.channel import SERVER_OPTIONS
 from specserve.rpc.interceptor import StatusInterceptor
 from specserve.rpc.metrics_endpoint import MetricsEndpoint
+from specserve.rpc.tls import MutualTls
 
 STOP_GRACE_S = 2.0
 """How long calls in flight may still end after a server was told to stop."""
@@ -61,13 +62,21 @@ class GrpcServer:
     """A bound grpc.aio server with health and reflection, and /metrics where a port is given."""
 
     def __init__(
-        self, config: ServerConfig, service_names: Sequence[str], registry: CollectorRegistry
+        self,
+        config: ServerConfig,
+        service_names: Sequence[str],
+        registry: CollectorRegistry,
+        tls: MutualTls | None = None,
     ) -> None:
         self._config = config
         self._registry = registry
         self.metrics: MetricsEndpoint | None = None
         self._names = list(service_names)
-        self._server = grpc.aio.server(interceptors=(StatusInterceptor(),), options=SERVER_OPTIONS)
+        self._tls = tls
+        admit = None if tls is None else tls.admit()
+        self._server = grpc.aio.server(
+            interceptors=(StatusInterceptor(admit),), options=SERVER_OPTIONS
+        )
         self._health = health.aio.HealthServicer()
         self.port = 0
 
@@ -84,7 +93,10 @@ class GrpcServer:
         )
         wanted = f"{_bracketed(self._config.host)}:{self._config.port}"
         try:
-            self.port = self._server.add_insecure_port(wanted)
+            if self._tls is None:
+                self.port = self._server.add_insecure_port(wanted)
+            else:
+                self.port = self._server.add_secure_port(wanted, self._tls.server_credentials())
         except RuntimeError as error:
             raise ConfigurationError(f"cannot bind {wanted}: {error}") from error
         if self.port == 0:

@@ -59,11 +59,12 @@ async def _serve(
     from specserve.gateway.grpc_backend import GrpcBackend
     from specserve.gateway.server import serve_gateway
     from specserve.model.tokenizer import load_tokenizer
+    from specserve.rpc.tls import MutualTls
 
     telemetry.configure_tracing("specserve-gateway")
     signals = stop_signals(stop_on_eof)
     tokenizer = await asyncio.to_thread(load_tokenizer, target)
-    backend = GrpcBackend(addresses, config.failover_timeout_s)
+    backend = GrpcBackend(addresses, config.failover_timeout_s, MutualTls.of(config))
     serving = asyncio.create_task(serve_gateway(config, backend, tokenizer, _say_ready))
     stopping = asyncio.create_task(signals.get())
     await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)

@@ -14,12 +14,14 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specserve.config import EngineConfig, ServerConfig
+from specserve.config import EngineConfig, ServerConfig, TlsSettings
 from specserve.errors import ConfigurationError
 from specserve.gateway.api_keys import load_keys
 from specserve.gateway.config import GatewayConfig
+from specserve.rpc.tls import load_certificates
 from specserve.serve_args import PoolOptions, ServeArgs
 from specserve.tools.config_file import load_serve_args
 from specserve.tools.flags import add_model_flags, as_flag, config_from_flags
@@ -57,7 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_flags(
         parser, EngineConfig, "engine", leave_out=("model", "draft_vocab_size", "quantization")
     )
-    add_model_flags(parser, GatewayConfig, "gateway")
+    add_model_flags(parser, GatewayConfig, "gateway", leave_out=TlsSettings.model_fields)
+    add_model_flags(parser, TlsSettings, "gRPC between the services")
     group = parser.add_argument_group("replicas")
     for pool in ("target", "draft"):
         group.add_argument(
@@ -88,7 +91,10 @@ def serve_args_from(args: argparse.Namespace) -> tuple[ServeArgs, ModelPair]:
         ConfigurationError: a flag is wrong, or the port is taken.
         VocabularyMismatch: draft and target differ; the first differing id is named.
     """
-    gateway = _with_keys(config_from_flags(args, GatewayConfig))
+    tls = _tls_from(args)
+    of_gateway = {k: v for k, v in vars(args).items() if k not in TlsSettings.model_fields}
+    gateway = config_from_flags(argparse.Namespace(**of_gateway), GatewayConfig)
+    gateway = _with_keys(gateway)
     config_from_flags(args, EngineConfig, model="")  # a wrong flag is told before models are pulled
     pools = {
         pool: config_from_flags(
@@ -106,7 +112,7 @@ def serve_args_from(args: argparse.Namespace) -> tuple[ServeArgs, ModelPair]:
         gateway=gateway,
         target_pool=pools["target"],
         draft_pool=pools["draft"],
-        server=ServerConfig(drain_deadline_s=DRAIN_DEADLINE_S),
+        server=ServerConfig(drain_deadline_s=DRAIN_DEADLINE_S, **tls.model_dump()),
         # What is wrong on the user's own machine stays wrong: say so at once.
         max_start_attempts=1,
     )
@@ -125,6 +131,14 @@ def _serve_args_from_file(args: argparse.Namespace) -> tuple[ServeArgs, ModelPai
     pair = ModelPair(serve_args.target.model, serve_args.speculative, is_embedded=False)
     require_fitting(pair, serve_args.target)
     return serve_args, pair
+
+
+def _tls_from(args: argparse.Namespace) -> TlsSettings:
+    settings = config_from_flags(args, TlsSettings)
+    if settings.tls_dir is None:
+        return settings
+    load_certificates(Path(settings.tls_dir))
+    return settings.model_copy(update={"tls_dir": os.path.abspath(settings.tls_dir)})
 
 
 def _with_keys(gateway: GatewayConfig) -> GatewayConfig:

@@ -12,15 +12,19 @@ import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from specserve.config import TlsSettings
 from specserve.config_parsing import did_you_mean
 from specserve.errors import ConfigurationError
 from specserve.speculation.length_choice import SpeculationMode
+from specserve.tools.flags import add_model_flags, config_from_flags
 from specserve.tools.terminal import say, table, warn
 
 if TYPE_CHECKING:
+    from specserve.rpc.tls import MutualTls
     from specserve.rpc.v1 import admin_pb2
 
 TIMEOUT_S = 5.0
+CLEAR_TEXT = TlsSettings()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="an orchestrator, as `specserve serve` prints it; give it once per orchestrator, or "
         "name a host that stands for all of them",
     )
+    add_model_flags(parser, TlsSettings, "gRPC")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -50,7 +55,8 @@ def run(args: argparse.Namespace) -> int:
             "--orchestrator-address: missing; `specserve serve` prints it when it is ready"
         )
     addresses = [one for given in args.orchestrator_address for one in resolve(given)]
-    answers = asyncio.run(ask_all(addresses, mode))
+    settings = config_from_flags(args, TlsSettings)
+    answers = asyncio.run(ask_all(addresses, mode, settings))
     rows = []
     for address, answer in zip(addresses, answers, strict=True):
         if isinstance(answer, str):
@@ -93,20 +99,31 @@ def resolve(address: str) -> list[str]:
 
 
 async def ask_all(
-    addresses: Sequence[str], mode: SpeculationMode | None
+    addresses: Sequence[str],
+    mode: SpeculationMode | None,
+    settings: TlsSettings = CLEAR_TEXT,
 ) -> list[admin_pb2.SpeculationState | str]:
-    """Change or read the state of each; what went wrong instead of an answer, where it did."""
-    return await asyncio.gather(*(_ask(address, mode) for address in addresses))
+    """Change or read the state of each; what went wrong instead of an answer, where it did.
+
+    Raises:
+        ConfigurationError: certificates cannot be read.
+    """
+    from specserve.rpc.tls import MutualTls
+
+    tls = MutualTls.of(settings)
+    return await asyncio.gather(*(_ask(address, mode, tls) for address in addresses))
 
 
-async def _ask(address: str, mode: SpeculationMode | None) -> admin_pb2.SpeculationState | str:
+async def _ask(
+    address: str, mode: SpeculationMode | None, tls: MutualTls | None
+) -> admin_pb2.SpeculationState | str:
     import grpc
 
     from specserve.rpc import codec
     from specserve.rpc.channel import open_channel
     from specserve.rpc.v1 import admin_pb2, admin_pb2_grpc
 
-    async with open_channel(address) as channel:
+    async with open_channel(address, tls) as channel:
         stub = admin_pb2_grpc.AdminServiceStub(channel)
         try:
             if mode is None:
