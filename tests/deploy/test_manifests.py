@@ -147,6 +147,19 @@ def _monitor(documents: list[Document], name: str) -> Any:
     return next(d for d in documents if d["kind"] == "PodMonitor" and d["metadata"]["name"] == name)
 
 
+def _of(documents: list[Document], kind: str, name: str) -> Any:
+    (found,) = [d for d in documents if (d["kind"], d["metadata"]["name"]) == (kind, name)]
+    return found
+
+
+def _mounts(documents: list[Document]) -> Any:
+    return _container(documents)["volumeMounts"]
+
+
+def _mount(documents: list[Document], name: str) -> Any:
+    return next(mount for mount in _mounts(documents) if mount["name"] == name)
+
+
 def _ray_ports(documents: list[Document]) -> Any:
     spec = _named(documents, "specserve-ray")["spec"]
     spec["egress"][0]["ports"] = spec["ingress"][0]["ports"]
@@ -521,6 +534,70 @@ SABOTAGE: list[tuple[str, str, Spoil]] = [
         "monitored_ports",
         "selects no pod",
         lambda d: _monitor(d, "specserve")["spec"]["selector"]["matchLabels"].update(app="x"),
+    ),
+    # secrets
+    (
+        "mutual_tls",
+        "draft: no Secret is mounted at /etc/specserve/tls",
+        lambda d: _mounts(d).remove(_mount(d, "grpc-tls")),
+    ),
+    ("mutual_tls", "no Certificate makes", lambda d: _drop(d, "specserve-grpc")),
+    (
+        "mutual_tls",
+        "is not for specserve.internal",
+        lambda d: _named(d, "specserve-grpc")["spec"].update(dnsNames=["other.internal"]),
+    ),
+    (
+        "mutual_tls",
+        "is not for mine.internal",
+        _serve(lambda c: _args(c)["server"].update(tls_server_name="mine.internal")),
+    ),
+    ("mutual_tls", "tls_dir is not set", _serve(lambda c: _args(c)["server"].pop("tls_dir"))),
+    (
+        "certificates",
+        "usages ['server auth']",
+        lambda d: _named(d, "specserve-grpc")["spec"].update(usages=["server auth"]),
+    ),
+    (
+        "certificates",
+        "renewed 0 h before",
+        lambda d: _named(d, "specserve-grpc")["spec"].pop("renewBefore"),
+    ),
+    (
+        "certificates",
+        "unknown field dnsName",
+        lambda d: _named(d, "specserve-grpc")["spec"].update(dnsName="x"),
+    ),
+    (
+        "certificates",
+        "wanted cert-manager.io/v1",
+        lambda d: _named(d, "specserve-grpc").update(apiVersion="cert-manager.io/v1alpha2"),
+    ),
+    (
+        "certificates",
+        "no issuer {",
+        lambda d: _named(d, "specserve-grpc")["spec"]["issuerRef"].update(name="company"),
+    ),
+    (
+        "certificates",
+        "nothing makes its issuer's Secret",
+        lambda d: d.remove(_of(d, "Certificate", "specserve-authority")),
+    ),
+    (
+        "api_keys",
+        "no Secret is mounted at /etc/keys",
+        _serve(lambda c: _args(c)["gateway"].update(api_key_file="/etc/keys/keys")),
+    ),
+    (
+        "secrets_are_replaced",
+        "is never replaced",
+        lambda d: _mount(d, "grpc-tls").update(subPath="tls.crt"),
+    ),
+    ("secrets_are_replaced", "can be written", lambda d: _mount(d, "grpc-tls").pop("readOnly")),
+    (
+        "secrets_are_replaced",
+        "another mode",
+        lambda d: _pod(d)["volumes"][-1]["secret"].update(defaultMode=0o644),
     ),
     # network
     (

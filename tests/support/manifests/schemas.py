@@ -20,9 +20,9 @@ from support.manifests.documents import Document, Manifests, load, name_of
 
 KUBERNETES_VERSIONS = ("1.30", "1.31", "1.32", "1.33", "1.34")
 
-FOREIGN_GROUPS = ("ray.io/", "monitoring.coreos.com/")
-"""Kinds that Kubernetes does not know: RayService has a schema of its own below; PodMonitor has
-none here, and a rule instead."""
+FOREIGN_GROUPS = ("ray.io/", "monitoring.coreos.com/", "cert-manager.io/")
+"""Kinds that Kubernetes does not know: RayService has a schema of its own below; PodMonitor and
+cert-manager's have none here, and rules instead."""
 
 CRD_FILE = "ray.io_rayservices.yaml"
 
