@@ -36,6 +36,7 @@ from specserve.gateway.pair import PairWatch, ServedPair
 from specserve.gateway.plan import GenerationPlan, check_priority
 from specserve.gateway.receiving import read_body, unless_disconnected
 from specserve.gateway.requests import parse_body
+from specserve.gateway.shaping import as_event, padded, shaped
 from specserve.gateway.tenants import Tenant, key_tenant, resolve_tenant
 
 logger = logging.getLogger(__name__)
@@ -146,8 +147,11 @@ class GenerationAnswer(Response, Generic[BodyT]):
         endpoint, services = self._endpoint, self._services
         answer = endpoint.format(plan, body, int(time.time()))
         if body.stream:
-            async with aclosing(self._events(plan, answer, observer)) as events:
-                return await self._stream(events, send)
+            interval_s = services.config.stream_interval_ms / 1000
+            pad_bytes = services.config.stream_pad_bytes
+            events = self._events(plan, answer, observer)
+            async with aclosing(shaped(events, interval_s, pad_bytes)) as parts:
+                return await self._stream(parts, send)
         async with decoding(services.backend, plan.choices, observer, services.drain) as blocks:
             whole = answer.answer([block async for block in blocks])
         await self._send_start(send, b"application/json", len(whole))
@@ -166,14 +170,14 @@ class GenerationAnswer(Response, Generic[BodyT]):
             yield chunk
         yield b"[DONE]"
 
-    async def _stream(self, events: AsyncGenerator[bytes, None], send: Send) -> Exception | None:
-        first = await anext(events)
+    async def _stream(self, parts: AsyncGenerator[bytes, None], send: Send) -> Exception | None:
+        first = await anext(parts)
         await self._send_start(send, b"text/event-stream; charset=utf-8", None)
         failure: Exception | None = None
         try:
-            await _send_event(send, first)
-            async for event in events:
-                await _send_event(send, event)
+            await _send_part(send, first)
+            async for part in parts:
+                await _send_part(send, part)
         except OSError as gone:
             # Servers of newer ASGI versions raise when the client has gone.
             raise ClientDisconnected from gone
@@ -181,7 +185,8 @@ class GenerationAnswer(Response, Generic[BodyT]):
             # Whatever it is, the client must be told and the stream closed.
             logger.warning("%s ended early: %s", self._request_id, for_log(error))
             failure = error
-            await _send_event(send, to_http(error).to_json())
+            last = as_event(to_http(error).to_json())
+            await _send_part(send, padded(last, self._services.config.stream_pad_bytes))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         return failure
 
@@ -201,6 +206,5 @@ def client_id(headers: Headers) -> str:
     return given if _CLIENT_ID.fullmatch(given) else ""
 
 
-async def _send_event(send: Send, data: bytes) -> None:
-    event = b"data: " + data + b"\n\n"
-    await send({"type": "http.response.body", "body": event, "more_body": True})
+async def _send_part(send: Send, part: bytes) -> None:
+    await send({"type": "http.response.body", "body": part, "more_body": True})

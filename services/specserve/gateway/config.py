@@ -56,6 +56,12 @@ class GatewayConfig(TlsSettings):
     """max_tokens of a completion that names none, as OpenAI has it."""
     default_chat_tokens: int | None = Field(None, ge=1)
     """max_tokens of a chat that names none; None goes on to the end of the context."""
+    stream_interval_ms: float = Field(0.0, ge=0, le=10_000)
+    """Time between two writes of a stream, there being something new or not, so that times do not
+    tell how many tokens a round accepted; 0 writes at once."""
+    stream_pad_bytes: int = Field(0, ge=0, le=1_048_576)
+    """Every write of a stream is filled up to a multiple of so many bytes, so that sizes do not
+    tell it either; 0 fills nothing. 4096 holds some ten rounds of plain text."""
     request_timeout_s: float = Field(600.0, gt=0)
     """Longest time for one request, in seconds."""
     failover_timeout_s: float = Field(30.0, ge=0)

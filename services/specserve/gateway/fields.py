@@ -31,7 +31,9 @@ MAX_BIAS = 100
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_CHARACTERS = 256
 
-StopString = Annotated[str, Field(min_length=1)]
+MAX_STOP_CHARACTERS = 1024
+
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARACTERS)]
 
 
