@@ -41,7 +41,7 @@ TEST_DIRS := tests/integration tests/distribution tests/deploy tests/contract te
 # Two files at a time, a processor each: most of a long test is waiting for processes that it started.
 PYTEST_FLAGS := -q --durations=15 --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo serve test check format protos bench parity distribution render validate pin-digests rehearsal gpu-check clean
+.PHONY: help setup demo serve test check format protos bench parity distribution render validate pin-digests rehearsal console-check gpu-check clean
 
 help: ## List the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -96,6 +96,10 @@ pin-digests: $(INSTALLED) ## Add to the image tags of deploy/ what they mean in 
 
 rehearsal: $(INSTALLED) ## Several Ray nodes on this machine with the rendered config; an install in a bare directory
 	SPECSERVE_REHEARSAL=1 $(BIN)/python -m pytest -q -s $(ARGS) tests/rehearsal
+
+console-check: $(INSTALLED) ## Drive the page /console in a Chromium (on PATH, or SPECSERVE_CHROMIUM=FILE)
+	$(BIN)/pip install -q -c constraints.txt -e '.[console]'
+	$(BIN)/python -m pytest -q $(ARGS) tests/console
 
 gpu-check: ## Check exactness and speed on a GPU, in minutes; needs no set-up, names what is missing
 	PYTHONPATH="services$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PYTHON) -m specserve.tools.gpu_check $(ARGS)

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from specserve.gateway.api_keys import ApiKey, KeyRing, load_keys
 from specserve.gateway.config import GatewayConfig
+from specserve.gateway.console import console_paths
 from specserve.gateway.errors import HttpError
 from specserve.gateway.metrics import GatewayMetrics
 from specserve.gateway.receiving import Refusal
@@ -97,4 +98,6 @@ def watched_keys(config: GatewayConfig) -> Reloading[KeyRing] | None:
 
 def open_paths(config: GatewayConfig) -> frozenset[str]:
     """Return the paths that need no key."""
-    return PROBES | ({"/metrics"} if config.metrics_without_key else frozenset())
+    metrics = {"/metrics"} if config.metrics_without_key else set()
+    console = console_paths() if config.console else set()
+    return PROBES | metrics | console

@@ -38,6 +38,8 @@ class GatewayConfig(TlsSettings):
     path but /health and /ready then wants a key. None asks for none."""
     metrics_without_key: bool = False
     """Answer /metrics without a key too, for a Prometheus that has none."""
+    console: bool = True
+    """Serve the page /console, and /v1/specserve/pool, which it shows."""
     served_model_name: str | None = None
     """Name that clients ask for; None takes the target's model id."""
     max_body_bytes: int = Field(1_048_576, ge=1024)

@@ -22,6 +22,7 @@ from specserve.gateway.answers import ChatCompletion, Completion
 from specserve.gateway.authentication import Authentication, open_paths, watched_keys
 from specserve.gateway.backend import GenerationBackend
 from specserve.gateway.config import GatewayConfig
+from specserve.gateway.console import add_console
 from specserve.gateway.drain import Drain
 from specserve.gateway.endpoints import chat_endpoint, completion_endpoint
 from specserve.gateway.errors import (
@@ -36,6 +37,7 @@ from specserve.gateway.limits import Limiter
 from specserve.gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from specserve.gateway.openapi import describe_bodies, request_body
 from specserve.gateway.pair import PairWatch
+from specserve.gateway.pool_view import add_pool_route
 from specserve.gateway.receiving import Refusal
 from specserve.gateway.requests import ChatRequest, CompletionRequest
 from specserve.gateway.token_routes import BODIES, add_token_routes
@@ -168,6 +170,9 @@ def create_http_app(
         metrics.set_replicas(statuses)
         return Response(metrics.render(), media_type=CONTENT_TYPE)
 
+    if config.console:
+        add_console(app)
+        add_pool_route(app, backend, metrics)
     add_token_routes(app, tokenizer, pair, config)
     describe_bodies(app, (CompletionRequest, ChatRequest, *BODIES))
     return app

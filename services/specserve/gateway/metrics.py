@@ -7,6 +7,7 @@ specserve's prefix. Knows numbers; knows no request body. One registry per app, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -43,6 +44,17 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
 _REQUEST_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCounts:
+    """What drafting has come to, over all finished choices."""
+
+    num_drafts: int
+    """Rounds that verified draft tokens."""
+    num_draft_tokens: int
+    num_accepted: int
+    accepted_per_position: list[int]
 
 
 class GatewayMetrics:
@@ -129,6 +141,20 @@ class GatewayMetrics:
         self._reopens.inc(record.num_target_reopens)
         for position, count in enumerate(record.accepted_per_position):
             self._accepted_per_pos.labels(str(position)).inc(count)
+
+    def draft_counts(self) -> DraftCounts:
+        """Return what drafting has come to since the start."""
+        read = self.registry.get_sample_value
+        positions: list[int] = []
+        name = SPEC_NUM_ACCEPTED_PER_POS + "_total"
+        while (count := read(name, {"position": str(len(positions))})) is not None:
+            positions.append(int(count))
+        return DraftCounts(
+            int(read(SPEC_NUM_DRAFTS + "_total") or 0),
+            int(read(SPEC_NUM_DRAFT_TOKENS + "_total") or 0),
+            int(read(SPEC_NUM_ACCEPTED_TOKENS + "_total") or 0),
+            positions,
+        )
 
     def set_replicas(self, statuses: Sequence[GetStatusResponse]) -> None:
         """Replace the replicas' gauges; a replica that is gone leaves no stale line behind."""
