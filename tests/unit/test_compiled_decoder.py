@@ -24,7 +24,7 @@ from specserve.model.compiled.kernels import (
     padded_outputs,
     processor_has_kernels,
 )
-from specserve.model.compiled.operations import _exp, _to_bf16, matmul
+from specserve.model.compiled.operations import exp, matmul, to_bf16
 from specserve.model.hf_runner import HuggingFaceRunner
 from specserve.model.runner import SequenceSlice
 from support.tiny_models import VOCAB_SIZE, plain_logits, save_tiny
@@ -62,6 +62,12 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(folder: Path, **settings: object) -> HuggingFaceRunner:
+    runner = load_any(folder, **settings)
+    assert isinstance(runner._forward, CompiledDecoder)
+    return runner
+
+
+def load_any(folder: Path, **settings: object) -> HuggingFaceRunner:
     config = EngineConfig(
         **{
             "model": str(folder),
@@ -71,9 +77,7 @@ def load(folder: Path, **settings: object) -> HuggingFaceRunner:
             **settings,
         }
     )
-    runner = HuggingFaceRunner.load(config, folder, VOCAB_SIZE, torch.bfloat16, torch.device("cpu"))
-    assert isinstance(runner._forward, CompiledDecoder)
-    return runner
+    return HuggingFaceRunner.load(config, folder, VOCAB_SIZE, torch.bfloat16, torch.device("cpu"))
 
 
 def tokens(seed: int, count: int) -> list[int]:
@@ -178,6 +182,50 @@ def test_a_broken_session_harms_nobody(llama, tmp_path):
     assert torch.equal(heir, alone)
 
 
+def test_a_broken_token_harms_no_row_before_it(llama, tmp_path):
+    """NaN in a drafted token: the rows before it in its forward keep every bit, odd or even."""
+    for path in llama.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    weights = load_file(llama / "model.safetensors")
+    weights["model.embed_tokens.weight"][13] = float("nan")
+    (tmp_path / "model.safetensors").unlink()
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    runner = load(tmp_path)
+    ids = [i for i in tokens(11, 20) if i != 13][:12]
+    alone = runner.forward([SequenceSlice(ids, 0, (0, 1, 2), 12)])
+    for cut in range(1, 12):
+        broken = SequenceSlice([*ids[:cut], 13, 5], 0, (4, 5, 6, 7), cut + 2)
+        logits = runner.forward([broken])
+        assert torch.equal(logits[:cut], alone[:cut])
+        assert torch.isnan(logits[cut:]).all()
+
+
+def test_the_size_of_blocks_changes_no_bit(folder):
+    """Blocks below, beside and above a register's 16 positions; a copied block goes on alike."""
+    ids = tokens(4, 70)
+    wanted = load(folder).forward([SequenceSlice(ids, 0, tuple(range(18)), 70)])
+    for size in (2, 6, 16, 24, 64):
+        runner = load(folder, block_size=size)
+        table = list(range(100, 0, -1))[: -(-70 // size)]
+        for begin, end in ((0, 33), (33, 38), (38, 70)):
+            if begin == 38:
+                # Another session takes over what is held so far: its last block is copied.
+                last = begin // size
+                runner.copy_block(table[last], 3)
+                table[last] = 3
+            piece = SequenceSlice(ids[begin:end], begin, table, end - begin)
+            assert torch.equal(runner.forward([piece]), wanted[begin:end])
+
+
+def test_blocks_of_an_odd_size_are_left_to_the_other_forward(llama):
+    """Values lie in pairs of positions."""
+    ids = tokens(4, 20)
+    runner = load_any(llama, block_size=5)
+    assert not isinstance(runner._forward, CompiledDecoder)
+    got = runner.forward([SequenceSlice(ids, 0, (3, 1, 2, 0), 20)])
+    assert distance(got, plain_logits(llama, [ids])[0]) < 0.05
+
+
 def test_a_cut_head_keeps_its_columns(llama, tmp_path):
     """draft_vocab.json: five columns, equal to the whole head's."""
     for path in llama.iterdir():
@@ -241,13 +289,13 @@ def test_products_equal_float64_and_never_depend_on_other_rows(outputs, inputs, 
 @njit
 def _round_all(values, out):
     for i in range(len(values)):
-        out[i] = _to_bf16(values[i])
+        out[i] = to_bf16(values[i])
 
 
 @njit
 def _exp_all(values, out):
     for i in range(len(values)):
-        out[i] = _exp(values[i])
+        out[i] = exp(values[i])
 
 
 def test_rounding_to_bfloat16_is_torchs():

@@ -88,6 +88,7 @@ class HuggingFaceRunner:
                 row_by_row=row_by_row,
                 num_threads=config.num_threads or torch.get_num_threads(),
                 quantization=config.quantization,
+                block_size=config.block_size,
             )
             if weights_bytes >= HUGE_PAGES_FROM_BYTES:
                 collapse_to_huge_pages()

@@ -101,6 +101,9 @@ class KvPool:
     def stacked(self) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
         """View all layers' keys and values as [L, Hkv, S, D] bit patterns of bfloat16.
 
+        A block's elements of one head lie side by side; who uses this view instead of `write` and
+        `gather` may order them within the block as it likes.
+
         Raises:
             ValueError: layers differ in shape, or hold another number type.
         """

@@ -39,6 +39,7 @@ def optimize_for_cpu(
     row_by_row: bool,
     num_threads: int,
     quantization: Quantization,
+    block_size: int,
 ) -> ModelForward:
     """Lay the model's weights out anew, in place, and return the forward to use from now on.
 
@@ -46,6 +47,7 @@ def optimize_for_cpu(
         row_by_row: no row's bits may depend on its neighbours.
         num_threads: threads that the forward may use.
         quantization: of the weights, where the model is compiled.
+        block_size: token slots of the KV blocks.
 
     Raises:
         ConfigurationError: the optimised model does not answer like the plain one.
@@ -53,7 +55,7 @@ def optimize_for_cpu(
     plain = PlannedForward(model_forward(model), row_by_row=row_by_row)
     if num_threads == 1 and FusedDecoder.fits(model, layers):
         before = _try_out(plain, model, layers)
-        compiled = _compile(model, layers, quantization)
+        compiled = _compile(model, layers, quantization, block_size)
         if compiled is not None:
             if quantization == "none":
                 _compare(before, _try_out(compiled, model, layers), model)
@@ -83,14 +85,17 @@ def pack_for_cpu(model: PreTrainedModel, layers: Sequence[LayerShape]) -> RunPla
 
 
 def _compile(
-    model: PreTrainedModel, layers: Sequence[LayerShape], quantization: Quantization
+    model: PreTrainedModel,
+    layers: Sequence[LayerShape],
+    quantization: Quantization,
+    block_size: int,
 ) -> ModelForward | None:
-    """Compile the whole decoder; None where processor, model or packages do not allow it."""
+    """Compile the whole decoder; None where processor, model, blocks or packages forbid it."""
     if find_spec("numba") is None:
         return None
     from specserve.model.compiled.decoder import CompiledDecoder  # noqa: PLC0415 - may be absent
 
-    if not CompiledDecoder.fits(model, layers):
+    if not CompiledDecoder.fits(model, layers, block_size):
         return None
     return CompiledDecoder(model, layers, is_int8=quantization == "int8")
 

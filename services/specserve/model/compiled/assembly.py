@@ -1,4 +1,4 @@
-"""The three inner loops of a decoder's forward, as LLVM assembly for AVX512-BF16.
+"""The inner loops of a decoder's matrix products, as LLVM assembly for AVX512-BF16.
 
 A processor multiplies pairs of bfloat16 and adds them up in float32 (`dpbf16ps`: 32 products an
 instruction). What limits few rows is reading the weights once, so the loops are laid out for that.
@@ -18,46 +18,31 @@ PANEL = LANES * PANEL_REGISTERS
 MAX_ROWS = 6
 """Rows multiplied at once: 6 x 4 sums, 4 weights and a broadcast fill 29 of 32 registers."""
 
-MAX_HEADS = 4
-"""Query heads of one key head attended at once."""
-
 INT8_ZERO = 64
 """The byte that stands for weight 0: 1 ... 127 are -63 ... 63."""
 
 INT8_OFFSET = 128 + INT8_ZERO
 """What the int8 loops add to every weight; the caller takes it out of the sums."""
 
-_DOT = "@llvm.x86.avx512bf16.dpbf16ps.512"
-_SUM = "@llvm.vector.reduce.fadd.v16f32"
+DOT = "@llvm.x86.avx512bf16.dpbf16ps.512"
+"""What multiplies pairs: its sums, and two registers of pairs."""
 
 _DECLARATIONS = f"""
-declare <16 x float> {_DOT}(<16 x float>, <32 x bfloat>, <32 x bfloat>)
-declare float {_SUM}(float, <16 x float>)
+declare <16 x float> {DOT}(<16 x float>, <32 x bfloat>, <32 x bfloat>)
 declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
-declare <16 x float> @llvm.fma.v16f32(<16 x float>, <16 x float>, <16 x float>)
 """
 
 
-def module_text(head_dim: int) -> str:
-    """Return the module: `matmul_R`, `stream_R`, `matmul8_R`, `score_G` and `mix_G`, all R and G.
-
-    Args:
-        head_dim: elements of a key and of a value head, a multiple of 32.
-    """
+def matmul_text() -> str:
+    """Return the declarations and `matmul_R`, `matmul8_R` and `stream_R` of all R."""
     parts = [_DECLARATIONS]
-    for rows in _up_to(MAX_ROWS):
+    for rows in range(1, MAX_ROWS + 1):
         parts += [
             _matmul(f"matmul_{rows}", rows),
             _matmul(f"matmul8_{rows}", rows, is_int8=True),
             _matmul(f"stream_{rows}", rows, is_read_once=True),
         ]
-    parts += [_score(heads, head_dim) for heads in _up_to(MAX_HEADS)]
-    parts += [_mix(heads, head_dim) for heads in _up_to(MAX_HEADS)]
     return "\n".join(parts)
-
-
-def _up_to(count: int) -> range:
-    return range(1, count + 1)
 
 
 def _matmul(name: str, rows: int, *, is_int8: bool = False, is_read_once: bool = False) -> str:
@@ -116,14 +101,11 @@ def _matmul(name: str, rows: int, *, is_int8: bool = False, is_read_once: bool =
     for r in range(rows):
         out += [
             f" %x{r}.0 = mul i64 %pairs, {r}\n %x{r}.1 = add i64 %x{r}.0, %i",
-            f" %x{r}.p = getelementptr i32, ptr %x, i64 %x{r}.1",
-            f" %x{r}.s = load i32, ptr %x{r}.p, align 4",
-            *_broadcast(f"%x{r}", "i32", f"%x{r}.s"),
-            f" %x{r}.v = bitcast <16 x i32> %x{r}.b to <32 x bfloat>",
+            *load_pair(f"%x{r}", "%x", f"%x{r}.1"),
         ]
         out += [
-            f" %b{r}.{v} = call <16 x float> {_DOT}(<16 x float> %a{r}.{v}, "
-            f"<32 x bfloat> %w{v}.v, <32 x bfloat> %x{r}.v)"
+            f" %b{r}.{v} = call <16 x float> {DOT}(<16 x float> %a{r}.{v}, "
+            f"<32 x bfloat> %w{v}.v, <32 x bfloat> %x{r})"
             for v in range(PANEL_REGISTERS)
         ]
     out += [
@@ -168,108 +150,13 @@ def _widen(v: int) -> list[str]:
     return out
 
 
-def _score(heads: int, dim: int) -> str:
-    """Dot `heads` queries with `%count` keys.
-
-    %query: [heads, dim] bfloat16; %keys: [%count, dim] bfloat16; %out: [heads, %stride] float32.
-    """
-    parts = range(dim // (2 * LANES))
-    out = [
-        f"define void @score_{heads}(ptr %query, ptr %keys, ptr %out, i64 %stride, i64 %count) {{",
-        "entry:",
-    ]
-    for h in range(heads):
-        for c in parts:
-            out += [
-                f" %q{h}.{c}.p = getelementptr bfloat, ptr %query, i64 {h * dim + 32 * c}",
-                f" %q{h}.{c} = load <32 x bfloat>, ptr %q{h}.{c}.p, align 2",
-            ]
-    out += [
-        " br label %loop\nloop:\n %i = phi i64 [0, %entry], [%next, %loop]",
-        f" %k0 = mul i64 %i, {2 * dim}\n %k = getelementptr i8, ptr %keys, i64 %k0",
-    ]
-    for c in parts:
-        out += [
-            f" %k{c}.p = getelementptr bfloat, ptr %k, i64 {32 * c}",
-            f" %k{c}.v = load <32 x bfloat>, ptr %k{c}.p, align 2",
-        ]
-    for h in range(heads):
-        total = "zeroinitializer"
-        for c in parts:
-            out.append(
-                f" %d{h}.{c} = call <16 x float> {_DOT}(<16 x float> {total}, "
-                f"<32 x bfloat> %q{h}.{c}, <32 x bfloat> %k{c}.v)"
-            )
-            total = f"%d{h}.{c}"
-        out += [
-            f" %r{h} = call reassoc float {_SUM}(float 0.0, <16 x float> {total})",
-            f" %o{h}.0 = mul i64 %stride, {h}\n %o{h}.1 = add i64 %o{h}.0, %i",
-            f" %o{h} = getelementptr float, ptr %out, i64 %o{h}.1",
-            f" store float %r{h}, ptr %o{h}, align 4",
-        ]
-    return "\n".join([*out, *_count_loop()])
-
-
-def _mix(heads: int, dim: int) -> str:
-    """Add `%count` values to `heads` sums, each times its weight.
-
-    %weights: [heads, %stride] float32; %values: [%count, dim] bfloat16; %sums: [heads, dim]
-    float32.
-    """
-    parts = [(h, c) for h in range(heads) for c in range(dim // LANES)]
-    out = [
-        f"define void @mix_{heads}(ptr %weights, i64 %stride, ptr %values,",
-        " i64 %count, ptr %sums) {",
-        "entry:",
-    ]
-    for h, c in parts:
-        out += [
-            f" %s{h}.{c}.p = getelementptr float, ptr %sums, i64 {h * dim + LANES * c}",
-            f" %s{h}.{c} = load <16 x float>, ptr %s{h}.{c}.p, align 4",
-        ]
-    out.append(" br label %loop\nloop:\n %i = phi i64 [0, %entry], [%next, %loop]")
-    out += [
-        f" %a{h}.{c} = phi <16 x float> [%s{h}.{c}, %entry], [%b{h}.{c}, %loop]" for h, c in parts
-    ]
-    out.append(f" %v0 = mul i64 %i, {2 * dim}\n %v = getelementptr i8, ptr %values, i64 %v0")
-    for c in range(dim // LANES):
-        out += [
-            f" %v{c}.p = getelementptr i16, ptr %v, i64 {LANES * c}",
-            f" %v{c}.h = load <16 x i16>, ptr %v{c}.p, align 2",
-            f" %v{c}.w = zext <16 x i16> %v{c}.h to <16 x i32>",
-            f" %v{c}.s = shl <16 x i32> %v{c}.w, splat (i32 16)",
-            f" %v{c}.f = bitcast <16 x i32> %v{c}.s to <16 x float>",
-        ]
-    for h in range(heads):
-        out += [
-            f" %p{h}.0 = mul i64 %stride, {h}\n %p{h}.1 = add i64 %p{h}.0, %i",
-            f" %p{h}.p = getelementptr float, ptr %weights, i64 %p{h}.1",
-            f" %p{h}.s = load float, ptr %p{h}.p, align 4",
-            *_broadcast(f"%p{h}", "float", f"%p{h}.s"),
-        ]
-    out += [
-        f" %b{h}.{c} = call <16 x float> @llvm.fma.v16f32(<16 x float> %p{h}.b, "
-        f"<16 x float> %v{c}.f, <16 x float> %a{h}.{c})"
-        for h, c in parts
-    ]
-    stores = [f" store <16 x float> %b{h}.{c}, ptr %s{h}.{c}.p, align 4" for h, c in parts]
-    return "\n".join([*out, *_count_loop(stores)])
-
-
-def _broadcast(name: str, kind: str, scalar: str) -> list[str]:
-    """Copy a scalar to all lanes of `name`.b."""
+def load_pair(name: str, base: str, index: str) -> list[str]:
+    """Load the pair of bfloat16 with that index into all lanes of `name`."""
     return [
-        f" {name}.e = insertelement <16 x {kind}> poison, {kind} {scalar}, i32 0",
-        f" {name}.b = shufflevector <16 x {kind}> {name}.e, <16 x {kind}> poison,",
+        f" {name}.p = getelementptr i32, ptr {base}, i64 {index}",
+        f" {name}.s = load i32, ptr {name}.p, align 4",
+        f" {name}.e = insertelement <16 x i32> poison, i32 {name}.s, i32 0",
+        f" {name}.b = shufflevector <16 x i32> {name}.e, <16 x i32> poison,",
         " <16 x i32> zeroinitializer",
-    ]
-
-
-def _count_loop(after: list[str] | None = None) -> list[str]:
-    """Close a loop over %count, and the function."""
-    return [
-        " %next = add i64 %i, 1\n %more = icmp slt i64 %next, %count",
-        " br i1 %more, label %loop, label %done\ndone:",
-        *(after or []),
-        " ret void\n}",
+        f" {name} = bitcast <16 x i32> {name}.b to <32 x bfloat>",
     ]

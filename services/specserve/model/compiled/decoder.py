@@ -18,7 +18,9 @@ from numba import njit
 from torch import nn
 from transformers import PreTrainedModel
 
-from specserve.model.compiled.assembly import MAX_HEADS, MAX_ROWS
+from specserve.model.compiled.assembly import LANES, MAX_ROWS
+from specserve.model.compiled.attention import attend, lay_out, turn_and_store
+from specserve.model.compiled.attention_assembly import MAX_VECTORS
 from specserve.model.compiled.kernels import (
     PanelStore,
     compile_kernels,
@@ -28,11 +30,9 @@ from specserve.model.compiled.kernels import (
 from specserve.model.compiled.operations import (
     OPTIONS,
     add,
-    attend,
     gate,
     matmul,
     normalise,
-    turn_and_store,
 )
 from specserve.model.kv_pool import KvPool, LayerShape
 from specserve.model.runner import SequenceSlice
@@ -68,29 +68,36 @@ def _run_layers(
     scratch: Any,
 ) -> None:
     """Run all layers over [T, H] hidden rows, in place."""
-    matmul_kernels, score_kernels, mix_kernels = kernels
-    normed, joined, query, attended, back, wide, inner, scores, sums = scratch
+    matmul_kernels, attention_kernels = kernels
+    normed, joined, query, attended, back, wide, inner, attention_scratch = scratch
     joined_bias, output_bias = biases
+    places = lay_out(tables, block_size, keys.shape[3])
     for layer in range(weights.shape[0]):
         normalise(hidden, norms[layer, 0], eps, normed)
         matmul(matmul_kernels, weights[layer, 0], element_bytes, normed, joined)
         turn_and_store(
-            joined, joined_bias[layer], cos, sin, slots, query, keys[layer], values[layer]
-        )
-        attend(
-            score_kernels,
-            mix_kernels,
+            joined,
+            joined_bias[layer],
+            cos,
+            sin,
+            slots,
+            block_size,
             query,
             keys[layer],
             values[layer],
-            tables,
+        )
+        attend(
+            attention_kernels,
+            query,
+            keys[layer],
+            values[layer],
+            places,
             sequences,
             positions,
             block_size,
             windows[layer],
             scale,
-            scores,
-            sums,
+            attention_scratch,
             attended,
         )
         matmul(matmul_kernels, weights[layer, 1], element_bytes, attended, back)
@@ -128,7 +135,7 @@ class CompiledDecoder:
         # [V, H] bfloat16 as uint16; the tensor keeps the memory.
         self._embedding: torch.Tensor = decoder.embed_tokens.weight.detach()
         self._embedding_bits = self._embedding.view(torch.uint16).numpy()
-        self._kept_scratch: dict[int, tuple[npt.NDArray[Any], ...]] = {}
+        self._kept_scratch: dict[int, tuple[Any, ...]] = {}
         head: Any = model.get_output_embeddings()
         self._num_columns: int = head.weight.shape[0]
         self._store = PanelStore(self._num_elements(len(layers)), is_int8=is_int8)
@@ -155,15 +162,17 @@ class CompiledDecoder:
         model.set_output_embeddings(nn.Identity())
 
     @staticmethod
-    def fits(model: PreTrainedModel, layers: Sequence[LayerShape]) -> bool:
-        """Whether processor and model are such as this is written for.
+    def fits(model: PreTrainedModel, layers: Sequence[LayerShape], block_size: int) -> bool:
+        """Whether processor, model and KV blocks are such as this is written for.
 
-        The model must be one that `fused_decoder` fits, in bfloat16.
+        The model must be one that `fused_decoder` fits, in bfloat16; a block must hold whole pairs
+        of positions.
         """
         config = model.config
         return (
             model.dtype == torch.bfloat16
             and layers[0].key_dim % 32 == 0
+            and block_size % 2 == 0
             and config.hidden_size % 2 == 0
             and config.intermediate_size % 2 == 0
             and not getattr(config, "mlp_bias", False)
@@ -192,7 +201,7 @@ class CompiledDecoder:
         hidden = (bits << 16).view(np.float32)  # [T, H]
         keys, values = pool.stacked()
         _run_layers(
-            (self._matmul(total), self._kernels.score, self._kernels.mix),
+            (self._matmul(total), (self._kernels.score, self._kernels.mix)),
             self._weights,
             self._store.element_bytes,
             self._norms,
@@ -232,17 +241,17 @@ class CompiledDecoder:
             matmul(self._matmul(len(hidden)), self._head, self._store.element_bytes, normed, logits)
         return torch.from_numpy(logits[:, : self._num_columns])
 
-    def _scratch(self, rows: int, longest: int) -> tuple[npt.NDArray[Any], ...]:
+    def _scratch(self, rows: int, longest: int) -> tuple[Any, ...]:
         """Give arrays that one forward works in; those of few rows are kept for the next one."""
         kept = self._kept_scratch.get(rows)
-        if kept is not None and kept[-2].shape[1] >= longest:
+        if kept is not None and kept[-1][0].shape[1] >= longest + LANES:
             return kept
         arrays = self._new_scratch(rows, 2 * longest if rows <= MAX_ROWS else longest)
         if rows <= MAX_ROWS:
             self._kept_scratch[rows] = arrays
         return arrays
 
-    def _new_scratch(self, rows: int, longest: int) -> tuple[npt.NDArray[Any], ...]:
+    def _new_scratch(self, rows: int, longest: int) -> tuple[Any, ...]:
         dim = self._shape.key_dim
         width = self._num_heads * dim
         joined = width + 2 * self._shape.num_kv_heads * dim
@@ -254,8 +263,17 @@ class CompiledDecoder:
             np.empty((rows, padded_outputs(self._hidden_size)), np.float32),
             np.empty((rows, padded_outputs(2 * self._inner_size)), np.float32),
             np.empty((rows, self._inner_size), np.uint16),
-            np.empty((MAX_HEADS, longest), np.float32),
-            np.empty((MAX_HEADS, dim), np.float32),
+            self._attention_scratch(longest),
+        )
+
+    def _attention_scratch(self, longest: int) -> tuple[npt.NDArray[Any], ...]:
+        # An odd number of registers: rows that lie apart by a power of two share places in a cache.
+        room = (longest // (2 * LANES) + 1) * 2 * LANES + LANES
+        return (
+            np.empty((MAX_VECTORS, room), np.float32),
+            np.empty((MAX_VECTORS, room), np.uint16),
+            np.empty((MAX_VECTORS, self._shape.key_dim), np.float32),
+            np.empty(MAX_VECTORS, np.float32),
         )
 
     def _angles(self, length: int) -> tuple[FloatArray, FloatArray]:

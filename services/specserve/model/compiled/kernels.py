@@ -15,7 +15,8 @@ import numpy.typing as npt
 import torch
 from llvmlite import binding as llvm
 
-from specserve.model.compiled.assembly import INT8_ZERO, MAX_HEADS, MAX_ROWS, PANEL, module_text
+from specserve.model.compiled.assembly import INT8_ZERO, MAX_ROWS, PANEL, matmul_text
+from specserve.model.compiled.attention_assembly import MAX_HEADS, attention_text, max_mixed
 from specserve.model.huge_pages import prefer_huge_pages
 
 logger = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ def processor_has_kernels() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """Addresses of compiled loops, by the number of rows or heads (index 0 is unused)."""
+    """Addresses of compiled loops, by the number of rows, heads or vectors (index 0 is unused)."""
 
     matmul: npt.NDArray[np.int64]
     """[MAX_ROWS + 1]"""
@@ -49,9 +50,9 @@ class Kernels:
     matmul8: npt.NDArray[np.int64]
     """The same for int8 weights."""
     score: npt.NDArray[np.int64]
-    """[MAX_HEADS + 1]"""
+    """[MAX_ROWS + 1, MAX_HEADS + 1]"""
     mix: npt.NDArray[np.int64]
-    """[MAX_HEADS + 1]"""
+    """[max_mixed + 1]"""
     engine: Any
     """Owns the code: the addresses live as long as this."""
 
@@ -61,7 +62,7 @@ def compile_kernels(head_dim: int) -> Kernels:
     """Compile the loops for one head size (some 50 ms)."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    module = llvm.parse_assembly(module_text(head_dim))
+    module = llvm.parse_assembly(matmul_text() + "\n" + attention_text(head_dim))
     module.verify()
     machine = llvm.Target.from_default_triple().create_target_machine(
         cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3
@@ -70,15 +71,17 @@ def compile_kernels(head_dim: int) -> Kernels:
     engine.finalize_object()
 
     def addresses(name: str, count: int) -> npt.NDArray[np.int64]:
-        found = [engine.get_function_address(f"{name}_{i}") for i in range(1, count + 1)]
+        found = [engine.get_function_address(f"{name}{i}") for i in range(1, count + 1)]
         return np.array([0, *found], np.int64)
 
+    scores = [addresses(f"score_{rows}x", MAX_HEADS) for rows in range(1, MAX_ROWS + 1)]
+
     return Kernels(
-        matmul=addresses("matmul", MAX_ROWS),
-        stream=addresses("stream", MAX_ROWS),
-        matmul8=addresses("matmul8", MAX_ROWS),
-        score=addresses("score", MAX_HEADS),
-        mix=addresses("mix", MAX_HEADS),
+        matmul=addresses("matmul_", MAX_ROWS),
+        stream=addresses("stream_", MAX_ROWS),
+        matmul8=addresses("matmul8_", MAX_ROWS),
+        score=np.stack([np.zeros_like(scores[0]), *scores]),
+        mix=addresses("mix_", max_mixed(head_dim)),
         engine=engine,
     )
 
