@@ -233,6 +233,9 @@ class OrchestratorConfig(Config):
                 raise ValueError(f"{quoted(address)} is no HOST:PORT")
         return addresses
 
+    drafts_optional: bool = False
+    """Be ready without any draft, as where their pool may be scaled to none: rounds are then
+    target-only until there is one."""
     draft_timeout_s: float = Field(1.0, gt=0)
     """A proposal later than this makes the round target-only."""
     draft_catch_up_timeout_s: float = Field(0.0, ge=0)

@@ -29,12 +29,17 @@ Pool = Literal["draft", "target", "orchestrator", "gateway"]
 class AutoscalingOptions(Config):
     """How one pool follows its load."""
 
-    min_replicas: int = Field(1, ge=1)
-    """Fewest replicas."""
+    min_replicas: int = Field(1, ge=0)
+    """Fewest replicas; 0 for drafts only: targets go on alone while none is worth its place."""
     max_replicas: int = Field(ge=1)
     """Most replicas."""
     target_load: float = Field(gt=0)
-    """Sessions (draft, target) or requests (orchestrator, gateway) per replica to aim at."""
+    """Sessions (draft, target) or requests (orchestrator, gateway) per replica to aim at. Fewer
+    where calls were seen to queue at so many. For drafts: sessions that could use one."""
+    target_kv_usage: float = Field(0.7, gt=0, le=1)
+    """Share of KV blocks in use to aim at (draft, target)."""
+    target_queue_s: float = Field(0.5, gt=0)
+    """Longest mean wait of calls for their first forward to put up with (draft, target)."""
     upscale_delay_s: float = Field(10.0, ge=0)
     """How long more must be wanted before there are more."""
     downscale_delay_s: float = Field(300.0, ge=0)
@@ -44,8 +49,8 @@ class AutoscalingOptions(Config):
 class PoolOptions(Config):
     """How many replicas one deployment has, and what each of them holds."""
 
-    num_replicas: int = Field(1, ge=1)
-    """Replicas from the start; a Serve config may scale them afterwards."""
+    num_replicas: int = Field(1, ge=0)
+    """Replicas from the start; a Serve config may scale them afterwards. 0 for drafts only."""
     autoscaling: AutoscalingOptions | None = None
     """How the number follows the load; None keeps it."""
     num_cpus: float = Field(0.1, ge=0)
@@ -56,6 +61,11 @@ class PoolOptions(Config):
     """Replicas go only to nodes of this group: under KubeRay, the worker group of this name."""
     max_replicas_per_node: int | None = Field(None, ge=1, le=100)
     """Most replicas on one node; None sets no limit."""
+
+    @property
+    def min_replicas(self) -> int:
+        """Fewest replicas that there may ever be."""
+        return self.num_replicas if self.autoscaling is None else self.autoscaling.min_replicas
 
     @property
     def max_replicas(self) -> int:
@@ -142,13 +152,22 @@ class ServeArgs(Config):
         """Return one orchestrator replica's configuration."""
         server = self._server(self.orchestrator_port, self.orchestrator_metrics_port)
         return self.orchestrator.model_copy(
-            update={"speculative": self.speculative, "server": server}
+            update={
+                "speculative": self.speculative,
+                "server": server,
+                "drafts_optional": self.drafts_optional,
+            }
         )
 
     def gateway_config(self) -> GatewayConfig:
         """Return one gateway replica's configuration."""
         tls = {name: getattr(self.server, name) for name in TlsSettings.model_fields}
         return self.gateway.model_copy(update=tls)
+
+    @property
+    def drafts_optional(self) -> bool:
+        """Whether the application serves without a draft, by its settings or its pool's bounds."""
+        return self.orchestrator.drafts_optional or self.draft_pool.min_replicas == 0
 
     def _server(self, port: int, metrics_port: int | None) -> ServerConfig:
         return self.server.model_copy(update={"port": port, "metrics_port": metrics_port})
@@ -221,6 +240,10 @@ def check_serve_args(args: ServeArgs, what: str = "ServeArgs") -> None:
             )
     for role in args.roles:
         pool = args.pool(role)
+        if role != "draft" and min(pool.num_replicas, pool.min_replicas) == 0:
+            raise ConfigurationError(
+                f"{what}: {role}_pool has 0 replicas; only drafts can be done without"
+            )
         scaling = pool.autoscaling
         if scaling and not scaling.min_replicas <= pool.num_replicas <= scaling.max_replicas:
             raise ConfigurationError(

@@ -438,7 +438,25 @@ SABOTAGE: list[tuple[str, str, Spoil]] = [
         "polici",
         _serve(
             lambda c: _deployment(c, "target")["autoscaling_config"].update(
-                policy={"policy_function": "specserve.autoscaling:polici"}
+                policy={"policy_function": "specserve.autoscaling.serve_policy:polici"}
+            )
+        ),
+    ),
+    (
+        "serve_schema",
+        "PoolsPolici is no policy",
+        _serve(
+            lambda c: c["applications"][0]["autoscaling_policy"].update(
+                policy_function="specserve.autoscaling.serve_policy:PoolsPolici"
+            )
+        ),
+    ),
+    (
+        "serve_schema",
+        "autoscaling_policy: KeyError('target_load')",
+        _serve(
+            lambda c: c["applications"][0]["autoscaling_policy"]["policy_kwargs"]["target"].pop(
+                "target_load"
             )
         ),
     ),

@@ -3,8 +3,13 @@
 import inspect
 
 import pytest
-from ray.serve.autoscaling_policy import _apply_autoscaling_config
-from ray.serve.config import AutoscalingConfig, AutoscalingContext
+from ray.serve._private.autoscaling_state import _resolve_policy_callable
+from ray.serve.autoscaling_policy import (
+    _apply_app_level_autoscaling_config,
+    _apply_autoscaling_config,
+)
+from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
+from ray.serve.schema import ServeDeploySchema
 
 from specserve import app
 from specserve.serve_args import ServeArgs
@@ -105,7 +110,12 @@ def test_builder_and_rendered_file_say_the_same(monkeypatch):
     for role in args.roles:
         built = app._options(args, role)
         assert built.pop("max_constructor_retry_count") == args.max_start_attempts
-        assert built == rendered[role]
+        # How a file's pools are scaled is the application's policy, which only files can have.
+        scaling, in_file = built.pop("autoscaling_config", {}), rendered[role]
+        assert scaling.get("max_replicas") == in_file.pop("autoscaling_config", {}).get(
+            "max_replicas"
+        )
+        assert built == in_file
     bound = deployments_of(app.build_app(args))
     assert bound["target"][0].autoscaling_config.max_replicas == 4
     assert bound["draft"][0].num_replicas == 1
@@ -119,7 +129,7 @@ def test_serve_applies_its_delays_and_bounds_to_the_policy() -> None:
         target_ongoing_requests=16,
         upscale_delay_s=0,
         downscale_delay_s=300,
-        policy={"policy_function": "specserve.autoscaling:load_policy"},
+        policy={"policy_function": "specserve.autoscaling.serve_policy:load_policy"},
     )
     policy = _apply_autoscaling_config(config.policy.get_policy())
 
@@ -148,3 +158,52 @@ def test_serve_applies_its_delays_and_bounds_to_the_policy() -> None:
     assert decide(70) == 5
     assert decide(32) == 2
     assert decide(0) == 2  # not before downscale_delay_s
+
+
+def test_serve_takes_the_applications_policy_and_gives_it_what_replicas_report() -> None:
+    """Serve's own wrapper: made once with the rendered numbers; drafts come from none by demand."""
+    scaled = {"num_replicas": 1, "autoscaling": {"max_replicas": 8, "target_load": 16}}
+    drafts = {
+        "num_replicas": 0,
+        "autoscaling": {"min_replicas": 0, "max_replicas": 4, "target_load": 32},
+    }
+    args = ServeArgs.model_validate({**ARGS, "draft_pool": drafts, "target_pool": scaled})
+    config = ServeDeploySchema.model_validate(serve_config(args))
+    (application,) = config.applications
+    assert application.autoscaling_policy is not None
+    policy = _apply_app_level_autoscaling_config(
+        _resolve_policy_callable(AutoscalingPolicy(**application.autoscaling_policy))
+    )
+    reports: dict[str, dict[str, dict[str, float]]] = {
+        "target": {"num_sessions": {"t": 16.0}, "queue_s": {"t": 0.1}},
+        "orchestrator": {"num_waiting": {"o": 24.0}, "draft_demand": {"o": 40.0}},
+        "draft": {},
+    }
+    scalings = {d.name: d.autoscaling_config for d in application.deployments if d.name in reports}
+    wanted = {"target": 1, "orchestrator": 1, "draft": 0}
+    for now in (0.0, 9.0, 10.0):
+        contexts = {
+            name: AutoscalingContext(
+                deployment_id=None,
+                deployment_name=name,
+                app_name="specserve",
+                current_num_replicas=wanted[name],
+                target_num_replicas=wanted[name],
+                running_replicas=[],
+                total_num_requests=0,
+                total_queued_requests=0,
+                aggregated_metrics=lambda name=name: reports[name],
+                raw_metrics={},
+                capacity_adjusted_min_replicas=0,
+                capacity_adjusted_max_replicas=8,
+                policy_state={},
+                last_scale_up_time=None,
+                last_scale_down_time=None,
+                current_time=now,
+                config=AutoscalingConfig(**scalings[name]),
+            )
+            for name in reports
+        }
+        wanted, _ = policy(contexts)
+        expected = {"target": 1, "draft": 0} if now < 10 else {"target": 2, "draft": 1}
+        assert wanted == {"orchestrator": 1, **expected}

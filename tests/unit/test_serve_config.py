@@ -66,7 +66,7 @@ def test_every_setting_of_a_pool_reaches_serve() -> None:
         4,
     )
     assert scaling["target_ongoing_requests"] == 16
-    assert scaling["policy"] == {"policy_function": "specserve.autoscaling:load_policy"}
+    assert "policy" not in scaling
     assert target["graceful_shutdown_timeout_s"] > 40
     assert found["gateway"]["graceful_shutdown_timeout_s"] > 50
     assert "label_selector" not in found["gateway"]["ray_actor_options"]
@@ -74,6 +74,9 @@ def test_every_setting_of_a_pool_reaches_serve() -> None:
 
 def test_switching_scaling_on_replaces_replicas_that_report_no_load() -> None:
     """Serve asks a replica for its load only where it was scaled when it started."""
+    assert deployment_options(args_of(), "target", {})["autoscaling_config"]["policy"] == {
+        "policy_function": "specserve.autoscaling.serve_policy:load_policy"
+    }
     scaled = deployment_options(args_of(), "target", {})
     unscaled = deployment_options(args_of(), "draft", {})
 
@@ -84,9 +87,48 @@ def test_switching_scaling_on_replaces_replicas_that_report_no_load() -> None:
 def test_gateways_are_scaled_by_serves_own_count_of_requests() -> None:
     text = SETTINGS + "gateway_pool: {autoscaling: {max_replicas: 4, target_load: 100}}\n"
 
-    scaling = deployments_of(serve_config(args_of(text)))["gateway"]["autoscaling_config"]
+    scaling = deployment_options(args_of(text), "gateway", {})["autoscaling_config"]
 
     assert "policy" not in scaling
+
+
+def test_one_policy_scales_all_pools_of_a_rendered_application() -> None:
+    """Its delays are its own, so that Serve adds none; what is not scaled is not in it."""
+    (application,) = serve_config(args_of())["applications"]
+
+    policy = application["autoscaling_policy"]
+    assert policy["policy_function"] == "specserve.autoscaling.serve_policy:PoolsPolicy"
+    assert set(policy["policy_kwargs"]) == {"target"}
+    assert policy["policy_kwargs"]["target"]["target_kv_usage"] == 0.7
+    scaling = deployments_of(serve_config(args_of()))["target"]["autoscaling_config"]
+    assert (scaling["upscale_delay_s"], scaling["downscale_delay_s"]) == (0.0, 0.0)
+    (unscaled,) = serve_config(args_of("target: {model: m}"))["applications"]
+    assert "autoscaling_policy" not in unscaled
+
+
+def test_drafts_may_be_none_and_orchestrators_say_what_they_are_wanted_for() -> None:
+    """Orchestrators of a fixed number are scaled to it, for Serve asks no others; they are ready
+    without a draft."""
+    text = SETTINGS.replace(
+        "draft_pool: {num_replicas: 3,",
+        "draft_pool: {autoscaling: {min_replicas: 0, max_replicas: 4, target_load: 32}, "
+        "num_replicas: 0,",
+    )
+    args = args_of(text)
+    (application,) = serve_config(args)["applications"]
+
+    scaling = deployments_of(serve_config(args))["draft"]["autoscaling_config"]
+    assert (scaling["min_replicas"], scaling["initial_replicas"]) == (0, 0)
+    fixed = deployments_of(serve_config(args))["orchestrator"]["autoscaling_config"]
+    assert (fixed["min_replicas"], fixed["max_replicas"]) == (1, 1)
+    assert set(application["autoscaling_policy"]["policy_kwargs"]) == {
+        "orchestrator",
+        "target",
+        "draft",
+    }
+    assert application["args"]["orchestrator"] == {"drafts_optional": True}
+    assert args.orchestrator_config().drafts_optional
+    assert not args_of().orchestrator_config().drafts_optional
 
 
 def test_each_number_stands_once_in_what_is_rendered() -> None:
@@ -140,7 +182,13 @@ def test_what_is_rendered_can_be_read_again(tmp_path: Path) -> None:
         ),
         ("target: {model: m}\ntarget: {model: n}", "key 'target' is given twice"),
         ("target: {model: m}\ntarget_port: '21200'", "target_port: found '21200'"),
-        ("target: {model: m}\ntarget_pool: {num_replicas: 0}", "target_pool.num_replicas: found 0"),
+        ("target: {model: m}\ntarget_pool: {num_replicas: 0}", "target_pool has 0 replicas; only"),
+        (
+            "target: {model: m}\norchestrator_pool: {autoscaling: "
+            + SCALING.replace("{", "{min_replicas: 0, ")
+            + "}",
+            "orchestrator_pool has 0 replicas; only drafts",
+        ),
         ("- target", "wanted a mapping"),
         ("target: [", "settings: "),
         ("", "wanted a mapping"),

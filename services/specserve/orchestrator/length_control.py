@@ -12,14 +12,21 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-from specserve.config import OrchestratorConfig, SpeculativeConfig, SpeculativeMethod
+from specserve.config import (
+    DRAFT_MODEL_METHODS,
+    OrchestratorConfig,
+    SpeculativeConfig,
+    SpeculativeMethod,
+)
 from specserve.errors import InvalidRequest
 from specserve.orchestrator.request_state import RequestState
 from specserve.speculation.acceptance_rates import PoolAcceptance, RequestAcceptance
 from specserve.speculation.cost_model import Load
+from specserve.speculation.draft_demand import fast_draft_length
 from specserve.speculation.length_choice import Option, SpeculationMode, options_of
-from specserve.speculation.length_controller import LengthController
+from specserve.speculation.length_controller import WARMUP_ROUNDS, LengthController
 from specserve.speculation.length_pool import LengthPool
+from specserve.speculation.length_table import length_by_batch_size
 from specserve.speculation.step_curve import StepCurve
 from specserve.speculation.types import AcceptanceRule
 
@@ -94,8 +101,8 @@ class LengthControl:
         alone. Empty before anything was measured.
         """
         pool = self._pools.get(method)
-        used = [kept for (name, _), kept in self._by_method.items() if name == method]
-        if pool is None or pool.costs.curve.is_empty or not used:
+        used = self._most_used(method)
+        if pool is None or pool.costs.curve.is_empty or used is None:
             return []
         costs = pool.costs.latest or pool.costs.costs(
             Load(1, 1, 0),
@@ -103,8 +110,48 @@ class LengthControl:
             self.config.num_decode_steps,
             self.clock(),
         )
-        acceptance = RequestAcceptance(max(used, key=lambda kept: kept.num_rounds))
+        acceptance = RequestAcceptance(used)
         return options_of(acceptance.expect(len(costs.round_s) - 1, alone=False), costs, 1)
+
+    def draft_demand(self, num_sessions: int) -> float:
+        """Return the sessions' worth of drafting that running requests could use, were it fast.
+
+        A session that would ask for the configured K counts whole, one that would ask for half of
+        it half. While nothing is known of costs or acceptance every session counts: drafts have to
+        be there to be measured.
+
+        Args:
+            num_sessions: on one target, about.
+        """
+        if self._mode is SpeculationMode.OFF:
+            return 0.0
+        return sum(
+            pool.num_requests * self._fast_share(method, max(1, num_sessions))
+            for method, pool in self._pools.items()
+            if method in DRAFT_MODEL_METHODS
+        )
+
+    def _fast_share(self, method: SpeculativeMethod, num_sessions: int) -> float:
+        """Return the K of rounds with a fast draft, as a share of the configured one."""
+        speculative, pool = self.speculative, self._pools[method]
+        max_k = speculative.num_speculative_tokens
+        table = speculative.num_speculative_tokens_per_batch_size
+        k = length_by_batch_size(table, num_sessions, max_k)
+        if k is not None:
+            return k / max_k
+        acceptance = self._most_used(method)
+        is_known = acceptance is not None and acceptance.num_rounds >= WARMUP_ROUNDS
+        if self._mode is SpeculationMode.ON or acceptance is None or not is_known:
+            return 1.0
+        costs = pool.costs.costs_of_fast_draft(
+            num_sessions, max_k, self.config.num_decode_steps, self.clock()
+        )
+        expected = RequestAcceptance(acceptance).expect(max_k, alone=False)
+        return fast_draft_length(options_of(expected, costs, 1)) / max_k
+
+    def _most_used(self, method: SpeculativeMethod) -> PoolAcceptance | None:
+        used = [kept for (name, _), kept in self._by_method.items() if name == method]
+        return max(used, key=lambda kept: kept.num_rounds, default=None)
 
     def open(
         self, state: RequestState, tenant_salt: bytes, num_steps_without: int

@@ -228,7 +228,12 @@ class Pair:
         response.ready = (
             target is not None
             and self.vocabulary is not None
-            and (self.drafts is None or draft is not None or self._was_complete)
+            and (
+                self.drafts is None
+                or draft is not None
+                or self._config.drafts_optional
+                or self._was_complete
+            )
         )
         self._was_complete = self._was_complete or response.ready
         return response

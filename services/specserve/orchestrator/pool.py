@@ -168,6 +168,12 @@ class Pool(Generic[CallT, ReplyT]):
         ]
 
     @property
+    def mean_sessions(self) -> float:
+        """Sessions on a usable replica, the mean, as they report it; 0 without any."""
+        held = [link.load.num_sessions if link.load else 0 for link in self.usable()]
+        return sum(held) / len(held) if held else 0.0
+
+    @property
     def block_size(self) -> int:
         """Tokens per KV block of the usable replicas, the smallest; 0 while none has blocks."""
         sizes = [link.model.block_size for link in self.usable() if link.model]

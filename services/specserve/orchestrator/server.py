@@ -79,6 +79,7 @@ class RunningOrchestrator:
         return {
             "num_running": float(self.servicer.num_running),
             "num_waiting": float(self.servicer.num_waiting),
+            "draft_demand": self.length.draft_demand(round(self.pair.targets.mean_sessions)),
         }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import grpc
@@ -14,12 +15,33 @@ from specserve.rpc.server import GrpcServer
 from specserve.rpc.tls import MutualTls
 
 
+class BusyShare:
+    """The share of the time that a device computed, between one question and the next."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._asked = (clock(), 0.0)
+
+    def share(self, busy_s: float) -> float:
+        """Return it, in [0, 1].
+
+        Args:
+            busy_s: seconds of forwards so far; less than before once the device was replaced.
+        """
+        (then, before), now = self._asked, self._clock()
+        self._asked = (now, busy_s)
+        if now <= then or busy_s < before:
+            return 0.0
+        return min(1.0, (busy_s - before) / (now - then))
+
+
 class ReplicaService:
     """A started replica with its server (a `RunningService`)."""
 
     def __init__(self, replica: ReplicaServer, server: GrpcServer) -> None:
         self.replica = replica
         self._server = server
+        self._busy = BusyShare()
 
     @classmethod
     async def start(
@@ -73,11 +95,13 @@ class ReplicaService:
         return self.replica.failure()
 
     def stats(self) -> dict[str, float]:
-        """Give the load for autoscaling."""
+        """Give the load for autoscaling: sessions, calls that wait, and for how long, KV, time."""
         load = self.replica.device.load
         used = 1 - load.num_free_blocks / load.num_blocks if load.num_blocks else 0.0
         return {
             "num_sessions": float(self.replica.num_sessions),
             "num_waiting": float(load.num_waiting),
             "kv_cache_usage": used,
+            "queue_s": load.queue_s,
+            "busy_share": self._busy.share(load.busy_s),
         }

@@ -8,7 +8,7 @@ handed in.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specserve.speculation.step_curve import RecentMean, StepCurve
 
@@ -182,6 +182,16 @@ class CostModel:
             self._costs = self._work_out(load, max_k, num_steps, now)
             self._asked, self._refreshed_at = asked, now
         return self._costs
+
+    def costs_of_fast_draft(
+        self, num_sessions: int, max_k: int, num_steps: int, now: float
+    ) -> RoundCosts:
+        """Return what each K would cost if proposals came at once."""
+        self.curve.refresh(now)
+        costs = self._work_out(Load(num_sessions, 1, 0), max_k, num_steps, now)
+        rest_s = self.round_s.value()
+        round_s = [self.curve.seconds(num_sessions * (k + 1)) + rest_s for k in range(1, max_k + 1)]
+        return replace(costs, round_s=(costs.plain_s, *round_s))
 
     @property
     def latest(self) -> RoundCosts | None:

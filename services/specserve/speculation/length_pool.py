@@ -39,6 +39,11 @@ class LengthPool:
         self._num_by_k: Counter[int] = Counter()
         self._num_warmups = 0
 
+    @property
+    def num_requests(self) -> int:
+        """Requests that run."""
+        return len(self._last_k)
+
     def open(
         self, acceptance: PoolAcceptance, num_steps_without: int, max_k: int
     ) -> LengthController:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from ray import __version__ as ray_version
-from ray.serve.config import AutoscalingConfig
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 from ray.serve.schema import (
     DeploymentSchema,
     HTTPOptionsSchema,
@@ -42,8 +42,23 @@ def serve_schema(manifests: Manifests) -> Iterator[str]:
     yield from _unknown(config.get("logging_config") or {}, LoggingConfig, "logging_config.")
     for application in config["applications"]:
         yield from _unknown(application, ServeApplicationSchema, "applications.")
+        yield from _policy(application.get("autoscaling_policy"))
         for deployment in application.get("deployments") or []:
             yield from _deployment(deployment)
+
+
+def _policy(policy: Document | None) -> Iterator[str]:
+    """Make the application's policy as Serve's controller will."""
+    if policy is None:
+        return
+    yield from _unknown(policy, AutoscalingPolicy, "autoscaling_policy.")
+    module, _, name = policy["policy_function"].partition(":")
+    made = getattr(importlib.import_module(module), name, None)
+    try:
+        if not isinstance(made, type) or not callable(made(**policy.get("policy_kwargs") or {})):
+            yield f"autoscaling_policy: {policy['policy_function']} is no policy"
+    except (KeyError, TypeError, ValueError) as error:
+        yield f"autoscaling_policy: {error!r}"
 
 
 def _deployment(deployment: Document) -> Iterator[str]:
