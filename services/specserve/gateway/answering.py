@@ -152,7 +152,7 @@ class GenerationAnswer(Response, Generic[BodyT]):
             events = self._events(plan, answer, observer)
             async with aclosing(shaped(events, interval_s, pad_bytes)) as parts:
                 return await self._stream(parts, send)
-        async with decoding(services.backend, plan.choices, observer, services.drain) as blocks:
+        async with decoding(services.backend, plan, observer, services.drain) as blocks:
             whole = answer.answer([block async for block in blocks])
         await self._send_start(send, b"application/json", len(whole))
         await send({"type": "http.response.body", "body": whole, "more_body": False})
@@ -162,7 +162,7 @@ class GenerationAnswer(Response, Generic[BodyT]):
         self, plan: GenerationPlan, answer: AnswerFormat[Any], observer: RequestObserver
     ) -> AsyncGenerator[bytes, None]:
         services = self._services
-        async with decoding(services.backend, plan.choices, observer, services.drain) as blocks:
+        async with decoding(services.backend, plan, observer, services.drain) as blocks:
             async for block in blocks:
                 for chunk in answer.on_block(block):
                     yield chunk

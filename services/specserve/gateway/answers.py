@@ -94,11 +94,26 @@ class CompletionLogprobs(Answer):
     """Log-probabilities of `/v1/completions`; all lists run along the tokens."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
-    """Empty when only the emitted tokens were asked for."""
+    token_logprobs: list[float | None]
+    """Null for the first token of an echoed prompt, which nothing comes before."""
+    top_logprobs: list[dict[str, float] | None]
+    """Empty when only the tokens themselves were asked for; null where `token_logprobs` is."""
     text_offset: list[int]
     """Characters of the choice's text before the token."""
+
+
+class PromptLogprob(Answer):
+    """A token in one place of the prompt."""
+
+    logprob: float
+    rank: int | None
+    """1 for the most likely token; null for one that is not among those told."""
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""One entry per token of the prompt, {token id: its figures}: the prompt's own token and the most
+likely ones. Null for the first, which nothing comes before."""
 
 
 class CompletionChoice(Answer):
@@ -110,6 +125,7 @@ class CompletionChoice(Answer):
     finish_reason: FinishReason | None
     token_ids: IfAsked[list[int]] = None
     token_origins: IfAsked[list[TokenOrigin]] = None
+    prompt_logprobs: IfAsked[PromptLogprobs] = None
 
 
 class Completion(Answer):
@@ -194,6 +210,7 @@ class ChatCompletion(Answer):
     choices: list[ChatChoice]
     usage: Usage
     metrics: IfAsked[Metrics] = None
+    prompt_logprobs: IfAsked[PromptLogprobs] = None
 
 
 class ChatCompletionChunk(Answer):
@@ -207,3 +224,5 @@ class ChatCompletionChunk(Answer):
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
     metrics: IfAsked[Metrics] = None
+    prompt_logprobs: IfAsked[PromptLogprobs] = None
+    """On the first chunk alone."""

@@ -26,7 +26,7 @@ _ORIGINS: dict[int, TokenOrigin] = {
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """The target's view of one emitted token."""
+    """The target's view of one emitted token, or one of the prompt."""
 
     logprob: float
     """Natural logarithm, of the unmodified target distribution."""
@@ -64,6 +64,8 @@ class Block:
     """Set on the choice's last block only."""
     record: SpeculationRecord | None
     """Set on the choice's last block only."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of the prompt's next tokens, from its second one on, if asked for."""
 
 
 def unpack_rounds(response: GenerateResponse) -> tuple[Round, ...]:

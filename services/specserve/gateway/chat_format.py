@@ -13,6 +13,7 @@ from specserve.gateway.answers import (
     ChatLogprobs,
     ChatMessageAnswer,
     Metrics,
+    PromptLogprobs,
     Usage,
 )
 from specserve.gateway.blocks import Block
@@ -30,6 +31,7 @@ class ChatFormat(AnswerFormat[ChatChunkChoice]):
         super().__init__(plan, created, wanted)
         self._texts = texts
         self._opened: set[int] = set()  # choices whose role has been told
+        self._prompt_told = False
 
     def chunk_choices(self, block: Block) -> list[ChatChunkChoice]:
         """Return the role, once per choice, and the block's text."""
@@ -66,6 +68,7 @@ class ChatFormat(AnswerFormat[ChatChunkChoice]):
             choices=choices,
             usage=usage,
             metrics=metrics,
+            prompt_logprobs=self._prompt_logprobs(),
         )
 
     def whole(self, blocks: Sequence[Block], metrics: Metrics | None) -> ChatCompletion:
@@ -88,6 +91,16 @@ class ChatFormat(AnswerFormat[ChatChunkChoice]):
             ],
             usage=self.tally.usage(),
             metrics=metrics,
+            prompt_logprobs=self._prompt_logprobs(),
+        )
+
+    def _prompt_logprobs(self) -> PromptLogprobs | None:
+        """Return the prompt's log-probabilities, if asked for, once."""
+        if not self.wanted.prompt_logprobs or self._prompt_told:
+            return None
+        self._prompt_told = True
+        return self._texts.prompt_logprobs(
+            self.plan.prompts[0].token_ids, self.gate.logprobs(0), self.wanted.num_prompt_logprobs
         )
 
     def _logprobs(self, block: Block) -> ChatLogprobs | None:

@@ -7,7 +7,7 @@ reads slowly holds no KV. Knows the backend and text; knows no HTTP.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 
 import numpy as np
@@ -24,6 +24,8 @@ from specserve.gateway.blocks import (
 from specserve.gateway.detokenizer import IncrementalText
 from specserve.gateway.drain import Drain
 from specserve.gateway.observer import RequestObserver
+from specserve.gateway.plan import GenerationPlan
+from specserve.gateway.prompt_view import PromptView
 from specserve.rpc.codec import unpack_array, unpack_ids
 from specserve.rpc.v1 import generation_pb2
 from specserve.rpc.v1.generation_pb2 import GenerateRequest, GenerateResponse
@@ -37,11 +39,11 @@ _FINISH: dict[int, FinishReason] = {
 @asynccontextmanager
 async def decoding(
     backend: GenerationBackend,
-    requests: Sequence[GenerateRequest],
+    plan: GenerationPlan,
     observer: RequestObserver,
     drain: Drain,
 ) -> AsyncIterator[AsyncGenerator[Block, None]]:
-    """Decode all requests at once; the blocks of different choices come interleaved.
+    """Decode all choices at once; the blocks of different choices come interleaved.
 
     Leaving the context gives up what is not finished, and waits until the backend has let go. The
     first choice that fails ends the blocks with its error; so does a gateway that stops, once its
@@ -49,12 +51,14 @@ async def decoding(
     """
     blocks: asyncio.Queue[Block | Exception] = asyncio.Queue()
     tasks = [
-        asyncio.create_task(_decode(backend, request, index, observer, blocks))
-        for index, request in enumerate(requests)
+        asyncio.create_task(
+            _decode(backend, request, index, plan.prompts[index // plan.n], observer, blocks)
+        )
+        for index, request in enumerate(plan.choices)
     ]
     tasks.append(asyncio.create_task(_give_up(drain, blocks)))
     try:
-        yield _in_order_of_arrival(blocks, len(requests))
+        yield _in_order_of_arrival(blocks, len(plan.choices))
     finally:
         for task in tasks:
             task.cancel()
@@ -81,10 +85,12 @@ async def _decode(
     backend: GenerationBackend,
     request: GenerateRequest,
     index: int,
+    prompt: PromptView,
     observer: RequestObserver,
     blocks: asyncio.Queue[Block | Exception],
 ) -> None:
     text = IncrementalText()
+    text.append(prompt.unfinished)
     try:
         async with aclosing(backend.generate(request, observer.traceparent)) as responses:
             async for response in responses:
@@ -110,6 +116,7 @@ def _to_block(index: int, text: IncrementalText, response: GenerateResponse) -> 
         rounds=unpack_rounds(response),
         finish_reason=finish_reason,
         record=response.record if response.HasField("record") else None,
+        prompt_logprobs=tuple(map(_to_logprobs, response.prompt_logprobs)),
     )
 
 

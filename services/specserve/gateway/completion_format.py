@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specserve.gateway.answers import Completion, CompletionChoice, Metrics, Usage
+from specserve.gateway.answers import (
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    Metrics,
+    Usage,
+)
 from specserve.gateway.blocks import Block
 from specserve.gateway.detokenizer import IncrementalText
 from specserve.gateway.formats import AnswerFormat, Wanted
@@ -21,24 +27,57 @@ class CompletionFormat(AnswerFormat[CompletionChoice]):
         super().__init__(plan, created, wanted)
         self._texts = texts
         self._positions = [IncrementalText() for _ in plan.choices]
+        self._opened: set[int] = set()  # choices whose prompt has been told
 
     def chunk_choices(self, block: Block) -> list[CompletionChoice]:
-        """Return the block as one choice."""
+        """Return the prompt, once per choice and if it is to be shown, and the block."""
+        prompt = self._prompt_choice(block.index)
+        return [self._choice(block)] if prompt is None else [prompt, self._choice(block)]
+
+    def _choice(self, block: Block) -> CompletionChoice:
         logprobs = None
         if self.wanted.logprobs:
             logprobs = self._texts.completion_logprobs(
                 block, self._positions[block.index], not self.wanted.special_tokens
             )
-        return [
-            CompletionChoice(
-                index=block.index,
-                text=block.text,
-                logprobs=logprobs,
-                finish_reason=block.finish_reason,
-                token_ids=self.token_ids(block),
-                token_origins=self.token_origins(block),
+        return CompletionChoice(
+            index=block.index,
+            text=block.text,
+            logprobs=logprobs,
+            finish_reason=block.finish_reason,
+            token_ids=self.token_ids(block),
+            token_origins=self.token_origins(block),
+        )
+
+    def _prompt_choice(self, index: int) -> CompletionChoice | None:
+        """Return what of its prompt a choice begins with; None when that has been told."""
+        wanted = self.wanted
+        if index in self._opened or not (wanted.echo or wanted.prompt_logprobs):
+            return None
+        self._opened.add(index)
+        prompt, entries = self.plan.prompts[index // self.plan.n], self.gate.logprobs(index)
+        logprobs = scores = None
+        if wanted.echo and wanted.logprobs:
+            logprobs = self._texts.echoed_logprobs(
+                prompt,
+                entries,
+                wanted.num_logprobs,
+                self._positions[index],
+                not wanted.special_tokens,
             )
-        ]
+        if wanted.prompt_logprobs:
+            scores = self._texts.prompt_logprobs(
+                prompt.token_ids, entries, wanted.num_prompt_logprobs
+            )
+        return CompletionChoice(
+            index=index,
+            text=prompt.text,
+            logprobs=logprobs,
+            finish_reason=None,
+            token_ids=[] if wanted.token_ids else None,
+            token_origins=[] if wanted.detailed_metrics else None,
+            prompt_logprobs=scores,
+        )
 
     def chunk(
         self, choices: list[CompletionChoice], usage: Usage | None, metrics: Metrics | None
@@ -56,5 +95,32 @@ class CompletionFormat(AnswerFormat[CompletionChoice]):
 
     def whole(self, blocks: Sequence[Block], metrics: Metrics | None) -> Completion:
         """Return the whole answer."""
-        choices = [choice for block in blocks for choice in self.chunk_choices(block)]
+        choices = [_joined(self.chunk_choices(block)) for block in blocks]
         return self.chunk(choices, self.tally.usage(), metrics)
+
+
+def _joined(parts: Sequence[CompletionChoice]) -> CompletionChoice:
+    """Join a prompt and what follows it."""
+    if len(parts) == 1:
+        return parts[0]
+    prompt, rest = parts
+    told = (prompt.logprobs, rest.logprobs)
+    return rest.model_copy(
+        update={
+            "text": prompt.text + rest.text,
+            "logprobs": _joined_logprobs(*told) if told[0] is not None else told[1],
+            "prompt_logprobs": prompt.prompt_logprobs,
+        }
+    )
+
+
+def _joined_logprobs(
+    first: CompletionLogprobs | None, second: CompletionLogprobs | None
+) -> CompletionLogprobs:
+    parts = [part for part in (first, second) if part is not None]
+    return CompletionLogprobs(
+        tokens=[item for part in parts for item in part.tokens],
+        token_logprobs=[item for part in parts for item in part.token_logprobs],
+        top_logprobs=[item for part in parts for item in part.top_logprobs],
+        text_offset=[item for part in parts for item in part.text_offset],
+    )

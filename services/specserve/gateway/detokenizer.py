@@ -20,6 +20,11 @@ class IncrementalText:
         self.num_chars = 0
         """Characters handed out so far."""
 
+    @property
+    def unfinished(self) -> bytes:
+        """Bytes of a character that is not complete yet."""
+        return self._decoder.getstate()[0]
+
     def append(self, data: bytes, final: bool = False) -> str:
         """Take the next bytes; return the characters that are now complete."""
         text = self._decoder.decode(data, final)

@@ -12,6 +12,7 @@ from specserve.gateway.constraints import token_constraints
 from specserve.gateway.formats import Wanted
 from specserve.gateway.pair import ServedPair
 from specserve.gateway.plan import GenerationPlan, check_limits, check_model, make_plan
+from specserve.gateway.prompt_view import plain_views, prompt_views
 from specserve.gateway.prompts import chat_prompt, completion_prompts
 from specserve.gateway.requests import ChatRequest, CompletionRequest
 from specserve.gateway.structured import wanted_grammar
@@ -36,10 +37,11 @@ def completion_endpoint(
         prompts = await completion_prompts(body, tokenizer, config.tokenize_in_thread_chars)
         grammar = await wanted_grammar(body, grammars, pair, tenant.salt)
         constraints = token_constraints(body, tokenizer, grammar)
-        return make_plan(request_id, body, prompts, pair, config, constraints)
+        views = prompt_views(body, prompts, texts)
+        return make_plan(request_id, body, views, pair, config, constraints)
 
     def answer(plan: GenerationPlan, body: CompletionRequest, created: int) -> CompletionFormat:
-        return CompletionFormat(plan, created, Wanted.of(body, body.logprobs is not None), texts)
+        return CompletionFormat(plan, created, Wanted.of(body), texts)
 
     return Endpoint("text_completion", "cmpl", CompletionRequest, plan, answer)
 
@@ -57,9 +59,9 @@ def chat_endpoint(
         prompt = await chat_prompt(body, tokenizer, config.tokenize_in_thread_chars)
         grammar = await wanted_grammar(body, grammars, pair, tenant.salt)
         constraints = token_constraints(body, tokenizer, grammar)
-        return make_plan(request_id, body, [prompt], pair, config, constraints)
+        return make_plan(request_id, body, plain_views([prompt]), pair, config, constraints)
 
     def answer(plan: GenerationPlan, body: ChatRequest, created: int) -> ChatFormat:
-        return ChatFormat(plan, created, Wanted.of(body, body.logprobs), texts)
+        return ChatFormat(plan, created, Wanted.of(body), texts)
 
     return Endpoint("chat", "chatcmpl", ChatRequest, plan, answer)

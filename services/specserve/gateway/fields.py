@@ -199,6 +199,9 @@ class GenerationFields(Body):
     """Answer `choices[].token_ids`."""
     priority: int = Field(0, ge=-MAX_INT, le=MAX_INT)
     """As vLLM's: a smaller number is served sooner, and loses its KV blocks later."""
+    prompt_logprobs: int | None = Field(None, ge=0)
+    """Answer the log-probability that the target gave each token of the prompt, and so many of the
+    most likely ones in its place; 0 answers the prompt's own alone."""
     num_speculative_tokens: int | None = Field(None, ge=0)
     """Draft tokens per round, at most what is configured; 0 switches speculation off."""
     speculative_method: SpeculativeMethod | None = None

@@ -12,8 +12,9 @@ from typing import Generic, TypeVar
 
 from specserve.gateway.answers import Answer, Metrics, Usage
 from specserve.gateway.blocks import Block, FinishReason, TokenOrigin
-from specserve.gateway.fields import GenerationFields
-from specserve.gateway.plan import GenerationPlan
+from specserve.gateway.plan import GenerationPlan, wanted_logprobs
+from specserve.gateway.prompt_gate import PromptGate
+from specserve.gateway.requests import ChatRequest, CompletionRequest
 from specserve.gateway.tally import Tally
 
 ChoiceT = TypeVar("ChoiceT", bound=Answer)
@@ -25,8 +26,12 @@ class Wanted:
 
     token_ids: bool
     """`choices[].token_ids`."""
-    logprobs: bool
-    """`choices[].logprobs`."""
+    num_logprobs: int
+    """Top entries of `choices[].logprobs`; -1 shows none."""
+    echo: bool
+    """The prompt before the text of each choice."""
+    num_prompt_logprobs: int
+    """Top entries of `prompt_logprobs`; -1 shows none."""
     usage: bool
     """A last chunk with the usage; the field is null on the others."""
     usage_in_every_chunk: bool
@@ -38,13 +43,25 @@ class Wanted:
     detailed_metrics: bool
     """Its steps too, and `choices[].token_origins`."""
 
+    @property
+    def logprobs(self) -> bool:
+        """Whether `choices[].logprobs` is shown."""
+        return self.num_logprobs >= 0
+
+    @property
+    def prompt_logprobs(self) -> bool:
+        """Whether `prompt_logprobs` is shown."""
+        return self.num_prompt_logprobs >= 0
+
     @classmethod
-    def of(cls, body: GenerationFields, logprobs: bool) -> Wanted:
+    def of(cls, body: CompletionRequest | ChatRequest) -> Wanted:
         """Read a body."""
         options = body.stream_options
         return cls(
             token_ids=body.return_token_ids,
-            logprobs=logprobs,
+            num_logprobs=wanted_logprobs(body),
+            echo=isinstance(body, CompletionRequest) and body.echo,
+            num_prompt_logprobs=-1 if body.prompt_logprobs is None else body.prompt_logprobs,
             usage=options is not None and options.include_usage,
             usage_in_every_chunk=options is not None and options.continuous_usage_stats,
             special_tokens=not body.skip_special_tokens,
@@ -61,6 +78,7 @@ class AnswerFormat(ABC, Generic[ChoiceT]):
         self.created = created
         self.wanted = wanted
         self.tally = Tally(plan.prompt_lengths, plan.n)
+        self.gate = PromptGate(plan)
 
     @abstractmethod
     def chunk_choices(self, block: Block) -> list[ChoiceT]:
@@ -75,6 +93,10 @@ class AnswerFormat(ABC, Generic[ChoiceT]):
         """Return the whole answer; one block per choice, in order of their numbers."""
 
     def on_block(self, block: Block) -> list[bytes]:
+        """Write the chunks of one block, and of those that waited for it."""
+        return [chunk for shown in self.gate.take(block) for chunk in self._chunks(shown)]
+
+    def _chunks(self, block: Block) -> list[bytes]:
         """Write the chunks of one block; none while a block brings nothing that was asked for."""
         self.tally.add(block)
         if not (block.text or block.finish_reason or (block.token_ids and self._shows_tokens)):
@@ -94,6 +116,7 @@ class AnswerFormat(ABC, Generic[ChoiceT]):
     def answer(self, blocks: Sequence[Block]) -> bytes:
         """Write the whole answer from all blocks, in whichever order they came."""
         for block in blocks:
+            self.gate.take(block)
             self.tally.add(block)
         merged = [
             merge([block for block in blocks if block.index == index])

@@ -67,6 +67,7 @@ class GrpcBackend:
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + request.timeout_s if request.timeout_s else None
         committed = bytearray(request.committed_token_ids)
+        num_prompt_logprobs = request.num_prompt_logprobs_received
         origins: list[TokenOrigin] = []
         rounds: list[Round] = []
         pause_s = FIRST_PAUSE_S
@@ -76,6 +77,7 @@ class GrpcBackend:
             attempt = GenerateRequest()
             attempt.CopyFrom(request)
             attempt.committed_token_ids = bytes(committed)
+            attempt.num_prompt_logprobs_received = num_prompt_logprobs
             if ends_at is not None:
                 attempt.timeout_s = max(ends_at - loop.time(), 0.001)
             # Tokens and rounds whose record went with their orchestrator.
@@ -85,6 +87,7 @@ class GrpcBackend:
             with member.running():
                 try:
                     async for response in call:
+                        num_prompt_logprobs += len(response.prompt_logprobs)
                         committed += response.token_ids
                         origins += unpack_origins(response.origins)
                         rounds += unpack_rounds(response)

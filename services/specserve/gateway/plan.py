@@ -16,6 +16,7 @@ from specserve.gateway.config import GatewayConfig
 from specserve.gateway.errors import UnknownModel
 from specserve.gateway.fields import GenerationFields
 from specserve.gateway.pair import ServedPair
+from specserve.gateway.prompt_view import PromptView
 from specserve.gateway.requests import ChatRequest, CompletionRequest
 from specserve.gateway.tenants import Tenant
 from specserve.rpc.codec import pack_ids, pack_method, pack_sampling
@@ -38,8 +39,8 @@ class GenerationPlan:
     """Served model name."""
     system_fingerprint: str
     """In the answer; see ServedPair."""
-    prompt_lengths: tuple[int, ...]
-    """Tokens of each prompt."""
+    prompts: tuple[PromptView, ...]
+    """Each prompt, as it is shown."""
     n: int
     """Choices per prompt."""
     max_tokens: int
@@ -47,7 +48,14 @@ class GenerationPlan:
     num_speculative_tokens: int
     """K of every choice."""
     choices: tuple[GenerateRequest, ...]
-    """Choice i belongs to prompt i // n."""
+    """Choice i belongs to prompt i // n; a prompt's first one has its log-probabilities."""
+    scores_prompts: bool = False
+    """Prompts' log-probabilities come before their choices' tokens."""
+
+    @property
+    def prompt_lengths(self) -> tuple[int, ...]:
+        """Tokens of each prompt."""
+        return tuple(len(prompt.token_ids) for prompt in self.prompts)
 
 
 def acceptance_rule(body: GenerationFields, configured: str) -> AcceptanceRule:
@@ -101,6 +109,12 @@ def check_limits(body: GenerationFields, num_prompts: int, config: GatewayConfig
             "n",
             f"{num_prompts} prompts times {body.n} choices, at most {config.max_choices} in all",
         )
+    if body.max_tokens == 0 and not (isinstance(body, CompletionRequest) and body.echo):
+        raise InvalidRequest("max_tokens", "0 only together with echo; at least 1 was wanted")
+    if (body.prompt_logprobs or 0) > config.max_logprobs:
+        raise InvalidRequest(
+            "prompt_logprobs", f"{quoted(body.prompt_logprobs)}, at most {config.max_logprobs}"
+        )
     if isinstance(body, ChatRequest):
         if body.top_logprobs > config.max_logprobs:
             raise InvalidRequest(
@@ -128,7 +142,7 @@ def check_priority(body: GenerationFields, tenant: Tenant) -> None:
 def make_plan(
     request_id: str,
     body: CompletionRequest | ChatRequest,
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[PromptView],
     pair: ServedPair,
     config: GatewayConfig,
     constraints: TokenConstraints | None = None,
@@ -141,7 +155,7 @@ def make_plan(
     """
     where = "messages" if isinstance(body, ChatRequest) else "prompt"
     for number, prompt in enumerate(prompts):
-        _check_prompt(where, number, prompt, pair)
+        _check_prompt(where, number, prompt.token_ids, pair)
     check_ids("stop_token_ids", body.stop_token_ids, pair.vocab_size)
     if (body.num_speculative_tokens or 0) > pair.num_speculative_tokens:
         raise InvalidRequest(
@@ -153,10 +167,11 @@ def make_plan(
     rule = acceptance_rule(body, pair.rejection_sample_method)
     # Drawn once: a request that is carried over to another orchestrator keeps its randomness.
     seed = secrets.randbits(64) if body.seed is None else body.seed % 2**64
+    num_prompt_logprobs = _num_prompt_logprobs(body)
     choices = tuple(
         GenerateRequest(
             request_id=f"{request_id}-{index}",
-            prompt_token_ids=pack_ids(prompt),
+            prompt_token_ids=pack_ids(prompt.token_ids),
             sampling=pack_sampling(
                 SamplingParams(
                     rule=rule,
@@ -166,11 +181,12 @@ def make_plan(
                     top_k=max(body.top_k, 0),
                     top_p=body.top_p,
                     min_p=body.min_p,
-                    num_logprobs=_num_logprobs(body),
-                    constraints=_complete(body, constraints, len(prompt), pair, config),
+                    num_logprobs=wanted_logprobs(body),
+                    constraints=_complete(body, constraints, len(prompt.token_ids), pair, config),
                 )
             ),
-            max_tokens=_max_tokens(body, len(prompt), pair, config),
+            max_tokens=_max_tokens(body, len(prompt.token_ids), pair, config),
+            num_prompt_logprobs_plus_one=(num_prompt_logprobs + 1) * (index % body.n == 0),
             num_speculative_tokens_plus_one=(
                 0 if body.num_speculative_tokens is None else body.num_speculative_tokens + 1
             ),
@@ -191,7 +207,7 @@ def make_plan(
         request_id=request_id,
         model=pair.model,
         system_fingerprint=pair.system_fingerprint,
-        prompt_lengths=tuple(map(len, prompts)),
+        prompts=tuple(prompts),
         n=body.n,
         max_tokens=max(choice.max_tokens for choice in choices),
         num_speculative_tokens=(
@@ -200,6 +216,7 @@ def make_plan(
             else body.num_speculative_tokens
         ),
         choices=choices,
+        scores_prompts=num_prompt_logprobs >= 0,
     )
 
 
@@ -239,10 +256,17 @@ def _check_method(method: SpeculativeMethod | None, pair: ServedPair) -> None:
         raise InvalidRequest("speculative_method", f"{method}; this deployment offers {choices}")
 
 
-def _num_logprobs(body: CompletionRequest | ChatRequest) -> int:
+def wanted_logprobs(body: CompletionRequest | ChatRequest) -> int:
+    """Return how many of the most likely tokens are told per output token; -1 tells nothing."""
     if isinstance(body, ChatRequest):
         return body.top_logprobs if body.logprobs else -1
     return -1 if body.logprobs is None else body.logprobs
+
+
+def _num_prompt_logprobs(body: CompletionRequest | ChatRequest) -> int:
+    """Return the most that one of the two fields that show them asks for; -1 for none."""
+    echoed = body.logprobs if isinstance(body, CompletionRequest) and body.echo else None
+    return max(-1 if wanted is None else wanted for wanted in (body.prompt_logprobs, echoed))
 
 
 def _max_tokens(
@@ -256,5 +280,6 @@ def _max_tokens(
     if isinstance(body, ChatRequest):
         asked = body.max_completion_tokens or asked or config.default_chat_tokens or room
         asked = asked or ENDLESS_CHAT_TOKENS
-    asked = asked or config.default_completion_tokens
+    if asked is None:
+        asked = config.default_completion_tokens
     return asked if room is None else min(asked, room)

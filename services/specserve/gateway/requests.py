@@ -49,8 +49,12 @@ class CompletionRequest(GenerationFields):
         ),
     ]
     """Text, texts, token ids, or lists of token ids."""
+    max_tokens: int | None = Field(None, ge=0, le=MAX_INT)
+    """Most output tokens per choice; 0 only together with `echo`."""
     logprobs: int | None = Field(None, ge=0)
     """Top log-probabilities per token; 0 asks for the emitted token's only."""
+    echo: bool = False
+    """Put the prompt before the text of each choice, and before its `logprobs` if asked for."""
 
 
 class TextPart(Body):
@@ -114,7 +118,6 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "parallel_tool_calls": (True, False),
     "prediction": (),
     "prompt_cache_key": (),
-    "prompt_logprobs": (),
     "reasoning_effort": (),
     "safety_identifier": (),
     "spaces_between_special_tokens": (True,),

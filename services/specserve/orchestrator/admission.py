@@ -69,10 +69,8 @@ def admit(
             "prompt",
             f"{len(prompt)} tokens leave no room in a context of {limits.max_model_len} tokens",
         )
-    if request.max_tokens == 0:
-        raise InvalidRequest("max_tokens", "0, at least 1 was wanted")
     max_tokens = min(request.max_tokens, limits.max_model_len - len(prompt))
-    if len(committed) >= max_tokens:
+    if committed and len(committed) >= max_tokens:
         raise InvalidRequest(
             "committed_token_ids",
             f"{len(committed)} tokens, fewer than the {max_tokens} that may be output were wanted",
@@ -86,6 +84,7 @@ def admit(
     sampling = codec.unpack_sampling(request.sampling)
     if sampling.num_logprobs > MAX_LOGPROBS:
         raise InvalidRequest("num_logprobs", f"{sampling.num_logprobs}, at most {MAX_LOGPROBS}")
+    _check_prompt_logprobs(request, len(prompt))
     if (sampling.rule is AcceptanceRule.GREEDY) != (sampling.temperature == 0):
         raise InvalidRequest("sampling.rule", "greedy goes with temperature 0 and only with it")
     ends = frozenset(stop_ids) | (
@@ -124,6 +123,20 @@ def admit(
     if committed and trimmer.take(committed).finish_reason is not None:
         raise InvalidRequest("committed_token_ids", "the text ends within them; nothing is left")
     return state, trimmer
+
+
+def _check_prompt_logprobs(request: generation_pb2.GenerateRequest, prompt_length: int) -> None:
+    wanted, received = (
+        request.num_prompt_logprobs_plus_one - 1,
+        request.num_prompt_logprobs_received,
+    )
+    if wanted > MAX_LOGPROBS:
+        raise InvalidRequest("num_prompt_logprobs", f"{wanted}, at most {MAX_LOGPROBS}")
+    if received >= prompt_length:
+        raise InvalidRequest(
+            "num_prompt_logprobs_received",
+            f"{received}, fewer than the prompt's {prompt_length} tokens were wanted",
+        )
 
 
 def _num_speculative_tokens(request: generation_pb2.GenerateRequest, limits: PairLimits) -> int:

@@ -13,6 +13,7 @@ from specserve.rpc.v1 import generation_pb2
 
 def join(first: generation_pb2.GenerateResponse, second: generation_pb2.GenerateResponse) -> None:
     """Append the blocks of `second` to `first`, as if they had been committed together."""
+    first.prompt_logprobs.extend(second.prompt_logprobs)
     first.token_ids += second.token_ids
     first.text += second.text
     first.logprobs.extend(second.logprobs)

@@ -30,7 +30,9 @@ def block_response(committed: Committed, *, origins: bool) -> generation_pb2.Gen
         token_ids=codec.pack_ids(committed.token_ids), text=emission.text
     )
     if committed.logprobs is not None:
-        response.logprobs.extend(_logprobs(committed, committed.logprobs))
+        response.logprobs.extend(
+            token_logprobs(committed.logprobs, committed.num_accepted, len(committed.token_ids))
+        )
     if origins:
         response.origins.extend(_ORIGINS[origin] for origin in committed.origins)
         proposer = committed.proposer if committed.num_draft_tokens else None
@@ -43,21 +45,30 @@ def block_response(committed: Committed, *, origins: bool) -> generation_pb2.Gen
     return response
 
 
-def _logprobs(
-    committed: Committed, rows: target_pb2.RowLogprobs
+def token_logprobs(
+    rows: target_pb2.RowLogprobs, num_drafted: int, num_rows: int
 ) -> list[generation_pb2.TokenLogprob]:
+    """Read the first rows of an answer: the draft token's of `num_drafted`, then replacements'."""
     draft = np.frombuffer(rows.draft, "<f4")
     replacement = np.frombuffer(rows.replacement, "<f4")
     top_ids = np.frombuffer(rows.top_token_ids, "<i4").reshape(len(replacement), rows.num_top)
     top = np.frombuffer(rows.top, "<f4").reshape(len(replacement), rows.num_top)
     return [
         generation_pb2.TokenLogprob(
-            logprob=float(draft[row] if row < committed.num_accepted else replacement[row]),
+            logprob=float(draft[row] if row < num_drafted else replacement[row]),
             top_token_ids=top_ids[row].tobytes(),
             top_logprobs=top[row].tobytes(),
         )
-        for row in range(len(committed.token_ids))
+        for row in range(num_rows)
     ]
+
+
+def nothing_decoded(num_speculative_tokens: int) -> generation_pb2.GenerateResponse:
+    """Write the end of a choice that wants no output token."""
+    return generation_pb2.GenerateResponse(
+        finish_reason=generation_pb2.FINISH_REASON_LENGTH,
+        record=generation_pb2.SpeculationRecord(num_speculative_tokens=num_speculative_tokens),
+    )
 
 
 def record_message(record: Record, *, detailed: bool) -> generation_pb2.SpeculationRecord:

@@ -25,11 +25,12 @@ from specserve.orchestrator.decode import Decoder
 from specserve.orchestrator.length_control import LengthControl
 from specserve.orchestrator.outbox import Outbox
 from specserve.orchestrator.pair import Pair
+from specserve.orchestrator.prompt_scorer import largest_block, score_prompt
 from specserve.orchestrator.proposer import Proposer
 from specserve.orchestrator.proposers import Proposers
 from specserve.orchestrator.request_length import RequestLength
 from specserve.orchestrator.request_state import RequestState
-from specserve.orchestrator.responses import block_response, record_message
+from specserve.orchestrator.responses import block_response, nothing_decoded, record_message
 from specserve.orchestrator.synthetic import synthetic_acceptance
 from specserve.orchestrator.target_session import TargetSession
 from specserve.orchestrator.trimming import Trimmer
@@ -138,17 +139,51 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             pair.targets.block_size,
         )
         state, trimmer = admit(request, vocabulary, limits)
-        opening = codec.pack_opening(
-            SessionOpening(state.sampling, request.tenant_salt, request.priority)
-        )
         try:
             async with self.queue.admitted(
                 state.demand, request.priority, is_resumed=bool(request.committed_token_ids)
             ):
-                await self._run(vocabulary, request, state, trimmer, opening, span, outbox)
+                await self._score_prompt(request, state, span, outbox)
+                if request.max_tokens == 0:
+                    outbox.put(nothing_decoded(state.num_speculative_tokens))
+                    return
+                await self._run(vocabulary, request, state, trimmer, span, outbox)
         except Overloaded:
             self._metrics.refused.inc()
             raise
+
+    async def _score_prompt(
+        self,
+        request: generation_pb2.GenerateRequest,
+        state: RequestState,
+        span: trace.Span,
+        outbox: Outbox,
+    ) -> None:
+        """Send the prompt's log-probabilities, if they are asked for."""
+        if not request.num_prompt_logprobs_plus_one:
+            return
+        scores = score_prompt(
+            state,
+            request.num_prompt_logprobs_plus_one - 1,
+            request.num_prompt_logprobs_received,
+            lambda scored: self._open_target(scored, request),
+            largest_block(self._pair.targets),
+            telemetry.to_traceparent(span),
+        )
+        async with aclosing(scores) as blocks:
+            async for logprobs in blocks:
+                outbox.put(generation_pb2.GenerateResponse(prompt_logprobs=logprobs))
+
+    def _open_target(
+        self, state: RequestState, request: generation_pb2.GenerateRequest
+    ) -> TargetSession:
+        return TargetSession(
+            state,
+            self._pair.targets,
+            _opening(state, request),
+            call_timeout_s=self._config.target_timeout_s,
+            reopen_timeout_s=self._config.reopen_timeout_s,
+        )
 
     async def _run(
         self,
@@ -156,18 +191,12 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         request: generation_pb2.GenerateRequest,
         state: RequestState,
         trimmer: Trimmer,
-        opening: common_pb2.SessionOpening,
         span: trace.Span,
         outbox: Outbox,
     ) -> None:
         """Decode an admitted choice."""
-        target = TargetSession(
-            state,
-            self._pair.targets,
-            opening,
-            call_timeout_s=self._config.target_timeout_s,
-            reopen_timeout_s=self._config.reopen_timeout_s,
-        )
+        opening = _opening(state, request)
+        target = self._open_target(state, request)
         proposer = self._proposers.make(state, opening, request.tenant_salt)
         length = RequestLength(self._length, state, request.tenant_salt, target, proposer)
         decoder = Decoder(
@@ -191,7 +220,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                         record = record_message(decoder.record, detailed=request.include_origins)
                         record.num_late_proposals = proposer.num_late if proposer else 0
                         record.num_target_reopens = target.num_reopens
-                        record.cached_prompt_tokens = target.cached_prompt_tokens
+                        if not request.num_prompt_logprobs_plus_one:
+                            # What scoring the prompt has just put there was not cached before.
+                            record.cached_prompt_tokens = target.cached_prompt_tokens
                         record.num_speculative_tokens = state.num_speculative_tokens
                         response.record.CopyFrom(record)
                         num_cut = committed.num_accepted + 1 - len(committed.token_ids)
@@ -254,6 +285,12 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             num_rounds=self.num_rounds,
             speculation_mode=codec.pack_mode(self._length.mode),
         )
+
+
+def _opening(
+    state: RequestState, request: generation_pb2.GenerateRequest
+) -> common_pb2.SessionOpening:
+    return codec.pack_opening(SessionOpening(state.sampling, request.tenant_salt, request.priority))
 
 
 def _traceparent_of(context: Context) -> str:

@@ -37,10 +37,14 @@ from specserve.rpc.v1.generation_pb2_grpc import (
     GenerationServiceServicer,
     add_GenerationServiceServicer_to_server,
 )
-from unit.gateway.fakes import LENGTH, STOP, block, pair
+from unit.gateway.fakes import LENGTH, STOP, block, logprob, pair
 
 TEXT = b"abcdefgh"
 """What every fake orchestrator would say in full, one token per byte."""
+
+
+NUM_PROMPT_LOGPROBS = 5
+"""What it tells of a prompt, if asked for, one response each."""
 
 
 class FakeOrchestrator(GenerationServiceServicer):
@@ -67,6 +71,11 @@ class FakeOrchestrator(GenerationServiceServicer):
         self.changed.set()
         try:
             async with errors_as_status(context):
+                wanted = NUM_PROMPT_LOGPROBS if request.num_prompt_logprobs_plus_one else 0
+                for sent, place in enumerate(range(request.num_prompt_logprobs_received, wanted)):
+                    if sent == self.fail_after:
+                        await self._fail(context)
+                    yield GenerateResponse(prompt_logprobs=[logprob(-float(place))])
                 done = len(unpack_ids(request.committed_token_ids, ""))
                 for sent, position in enumerate(range(done, len(TEXT))):
                     if sent == self.fail_after:
@@ -105,6 +114,23 @@ async def serving(*servicers: FakeOrchestrator) -> AsyncIterator[list[str]]:
             await server.start()
             stack.push_async_callback(server.stop, None)
         yield addresses
+
+
+async def test_a_prompt_s_logprobs_go_on_where_they_were_lost() -> None:
+    """Each is told once, and before the first token, whoever scores the rest of the prompt."""
+    first, second = FakeOrchestrator(), FakeOrchestrator()
+    first.fail_after = second.fail_after = 3
+    async with serving(first, second) as addresses:
+        backend = GrpcBackend(addresses)
+        request = GenerateRequest(request_id="r", max_tokens=8, num_prompt_logprobs_plus_one=1)
+        responses = [response async for response in backend.generate(request)]
+        await backend.close()
+
+    told = [entry.logprob for response in responses for entry in response.prompt_logprobs]
+    assert told == [-float(place) for place in range(NUM_PROMPT_LOGPROBS)]
+    assert b"".join(response.text for response in responses) == TEXT
+    received = [r.num_prompt_logprobs_received for r in first.requests + second.requests]
+    assert sorted(received) == [0, 3, 5, 5]
 
 
 async def decode(backend: GrpcBackend, **fields: Any) -> tuple[bytes, Sequence[int], int]:
