@@ -41,7 +41,7 @@ TEST_DIRS := tests/integration tests/distribution tests/deploy tests/contract te
 # Two files at a time, a processor each: most of a long test is waiting for processes that it started.
 PYTEST_FLAGS := -q --durations=15 --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo serve test check format protos bench parity distribution render validate pin-digests rehearsal console-check gpu-check clean
+.PHONY: help setup demo serve test check format protos bench parity distribution matrix fuzz render validate pin-digests rehearsal console-check gpu-check clean
 
 help: ## List the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -82,6 +82,9 @@ parity: $(INSTALLED) ## Compare speculation on and off, token for token
 
 distribution: $(INSTALLED) ## Test that speculation keeps the target's law
 	$(BIN)/specserve verify --suite distribution $(ARGS)
+
+matrix: $(INSTALLED) ## Run all combinations of options, rules, K, streams and batches (CI: pairwise)
+	SPECSERVE_MATRIX=whole OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -s $(ARGS) tests/integration/test_option_matrix.py
 
 render: $(INSTALLED) ## Render serve-config.yaml from specserve.yaml in K8S=DIR, by default in all overlays
 	for folder in $(or $(K8S),$(wildcard k8s/overlays/*)); do \

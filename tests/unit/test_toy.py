@@ -8,6 +8,7 @@ from specserve.errors import ConfigurationError
 from specserve.model.runner import SequenceSlice
 from specserve.model.toy import ToySpec, toy_logits
 from specserve.model.toy_runner import ToyRunner
+from specserve.model.toy_tokenizer import ToyTokenizer
 
 
 def toy(model: str = "toy:vocab_size=8", **config: object) -> ToyRunner:
@@ -87,3 +88,13 @@ def test_limits_follow_the_pool():
     assert toy(num_kv_blocks=3).info.max_model_len == 12
     assert toy(max_model_len=9).info.max_model_len == 9
     assert toy().info.weights_fingerprint != toy("toy:seed=8").info.weights_fingerprint
+
+
+def test_a_second_id_can_end_a_text_too():
+    """Both are special, and an id outside the vocabulary is refused."""
+    tokenizer = ToyTokenizer(ToySpec.parse("toy:vocab_size=24,second_eos=23"))
+
+    assert tokenizer.eos_token_ids == (0, 23)
+    assert tokenizer.token_table().special_token_ids == {0, 23}
+    with pytest.raises(ConfigurationError, match="second_eos must be below vocab_size"):
+        ToySpec.parse("toy:vocab_size=24,second_eos=24")

@@ -39,6 +39,8 @@ class ToySpec:
     noise_seed: int = 1
     eos_bias: float = 0.0
     """Added to the logit of EOS (id 0); -inf is not possible, -1000 is never."""
+    second_eos: int = -1
+    """Another id that ends a text, as EOS does; -1 for none."""
     step_ms: float = 0.0
     """Modelled time of one forward, in ms."""
     row_ms: float = 0.0
@@ -47,6 +49,11 @@ class ToySpec:
     """A row whose newest token is this id is all NaN; -1 for none."""
     inf_token: int = -1
     """A row whose newest token is this id has a logit of +inf; -1 for none."""
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end a text."""
+        return (EOS_TOKEN_ID,) if self.second_eos < 0 else (EOS_TOKEN_ID, self.second_eos)
 
     @staticmethod
     def parse(model: str) -> ToySpec:
@@ -74,6 +81,8 @@ class ToySpec:
             raise ConfigurationError(
                 f"{model}: vocab_size must be at least 2, order at least 1, seeds at least 0"
             )
+        if spec.second_eos >= spec.vocab_size:
+            raise ConfigurationError(f"{model}: second_eos must be below vocab_size")
         return spec
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from specserve.errors import InvalidRequest
 from specserve.model.token_table import TokenTable
-from specserve.model.toy import EOS_TOKEN_ID, ToySpec
+from specserve.model.toy import ToySpec
 
 _FIRST = (" " + string.ascii_lowercase + string.ascii_uppercase + string.digits).encode()
 _PRINTABLE = bytes(b for b in string.printable.encode() if b not in _FIRST)
@@ -20,6 +20,7 @@ class ToyTokenizer:
 
     def __init__(self, spec: ToySpec) -> None:
         self._vocab_size = spec.vocab_size
+        self._eos_token_ids = spec.eos_token_ids
         size = min(spec.vocab_size - 1, len(_ORDER))
         self._ids = {byte: 1 + position for position, byte in enumerate(_ORDER[:size])}
         self._modulus = size
@@ -32,7 +33,7 @@ class ToyTokenizer:
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Ids that end a text."""
-        return (EOS_TOKEN_ID,)
+        return self._eos_token_ids
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Give the id of each UTF-8 byte; there are no special tokens to add."""
@@ -56,4 +57,4 @@ class ToyTokenizer:
         """Return what each id stands for; ids beyond all bytes read `<id>`."""
         singles = [bytes((byte,)) for byte in _ORDER[: self._modulus]]
         rest = [b"<%d>" % i for i in range(1 + len(singles), self._vocab_size)]
-        return TokenTable((b"<eos>", *singles, *rest), frozenset((EOS_TOKEN_ID,)))
+        return TokenTable((b"<eos>", *singles, *rest), frozenset(self._eos_token_ids))
