@@ -25,30 +25,38 @@ IfAsked = Annotated[T | None, Field(exclude_if=_is_none)]
 class Answer(BaseModel):
     """Base of everything that is sent."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
 
 class PromptTokensDetails(Answer):
     """What `prompt_tokens` is made of."""
 
     cached_tokens: int
+    """Prompt tokens that the target had in its prefix cache."""
 
 
 class Usage(Answer):
     """Tokens in and out. Each prompt counts once, however many choices it has."""
 
     prompt_tokens: int
+    """Tokens of all prompts."""
     completion_tokens: int
+    """Emitted tokens of all choices; the token that completes a stop counts."""
     total_tokens: int
+    """Their sum."""
     prompt_tokens_details: PromptTokensDetails
+    """What `prompt_tokens` is made of."""
 
 
 class ProposerFigures(Answer):
     """What one proposer did."""
 
     num_spec_steps: int
+    """Rounds that verified its draft tokens."""
     num_draft_tokens: int
+    """Its draft tokens that were verified."""
     num_accepted_draft_tokens: int
+    """Its draft tokens that were accepted."""
 
 
 class SpeculativeDecoding(Answer):
@@ -61,15 +69,23 @@ class SpeculativeDecoding(Answer):
     acceptance_histogram: list[int]
     """Entry i: rounds that accepted exactly i draft tokens."""
     num_spec_steps: int
+    """Rounds that verified at least one draft token."""
     num_plain_steps: int
+    """Rounds without draft tokens."""
     num_accepted_draft_tokens: int
+    """Draft tokens accepted and emitted."""
     num_draft_tokens: int
+    """Draft tokens verified."""
     num_spec_tokens: int
     """K asked for."""
     num_recovered_tokens: int
+    """Replacements of rejected draft tokens."""
     num_bonus_tokens: int
+    """Tokens behind whole accepted blocks."""
     num_plain_tokens: int
+    """Tokens of rounds without draft tokens."""
     num_late_proposals: int
+    """Proposals that came after their round."""
     draft_s: float
     """Seconds waited for proposals."""
     verify_s: float
@@ -88,12 +104,14 @@ class Metrics(Answer):
     """Figures of one request."""
 
     speculative_decoding: SpeculativeDecoding
+    """What speculation did."""
 
 
 class CompletionLogprobs(Answer):
     """Log-probabilities of `/v1/completions`; all lists run along the tokens."""
 
     tokens: list[str]
+    """Texts of the tokens; `bytes:\\x..` for one that is no whole text by itself."""
     token_logprobs: list[float | None]
     """Null for the first token of an echoed prompt, which nothing comes before."""
     top_logprobs: list[dict[str, float] | None]
@@ -106,9 +124,11 @@ class PromptLogprob(Answer):
     """A token in one place of the prompt."""
 
     logprob: float
+    """Natural logarithm, of the unmodified target distribution."""
     rank: int | None
     """1 for the most likely token; null for one that is not among those told."""
     decoded_token: str
+    """What the token reads like by itself."""
 
 
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
@@ -120,109 +140,241 @@ class CompletionChoice(Answer):
     """One choice, or what is new of it."""
 
     index: int
+    """Number of the choice: those of a prompt are numbered one after the other."""
     text: str
+    """Text, or what is new of it; with `echo` it begins with the prompt."""
     logprobs: CompletionLogprobs | None
+    """Log-probabilities, if asked for."""
     finish_reason: FinishReason | None
+    """`stop` or `length`; null until the last chunk of a choice."""
     token_ids: IfAsked[list[int]] = None
+    """Emitted tokens, with `return_token_ids`."""
     token_origins: IfAsked[list[TokenOrigin]] = None
+    """Where each token came from; level `detailed` only."""
     prompt_logprobs: IfAsked[PromptLogprobs] = None
+    """With the request field of this name; on the first chunk of a choice."""
 
 
 class Completion(Answer):
     """The answer of `/v1/completions`, and each chunk of its stream."""
 
     id: str
+    """Id of the request, in traces and logs too."""
     object: Literal["text_completion"] = "text_completion"
+    """Always this."""
     created: int
+    """When the request was read, in seconds since 1970."""
     model: str
+    """Served model name."""
     system_fingerprint: str
+    """Names the target's weights and number format: another one may say other texts."""
     choices: list[CompletionChoice]
+    """In order of their numbers; of a chunk one, or none beside the usage."""
     usage: Usage | None = None
+    """Tokens in and out; of a stream only where `stream_options` asks for it."""
     metrics: IfAsked[Metrics] = None
+    """With `speculation_metrics`; on the last chunk of a stream."""
 
 
 class TopLogprob(Answer):
     """One likely token."""
 
     token: str
+    """Its text; U+FFFD where it is no whole character."""
     logprob: float
+    """Natural logarithm, of the unmodified target distribution."""
     bytes: list[int]
+    """Its bytes."""
 
 
 class ChatTokenLogprob(TopLogprob):
     """One emitted token and the likely ones in its place."""
 
     top_logprobs: list[TopLogprob]
+    """The likely ones, most likely first."""
 
 
 class ChatLogprobs(Answer):
     """Log-probabilities of `/v1/chat/completions`."""
 
     content: list[ChatTokenLogprob]
+    """One entry per emitted token."""
     refusal: None = None
+    """Always null."""
 
 
 class ChatMessageAnswer(Answer):
     """What the assistant said."""
 
     role: Literal["assistant"] = "assistant"
+    """Always this."""
     content: str
+    """Text."""
     refusal: None = None
+    """Always null."""
 
 
 class ChatDelta(Answer):
     """What is new of it."""
 
     role: IfAsked[Literal["assistant"]] = None
+    """On the first chunk of a choice."""
     content: IfAsked[str] = None
+    """Text that is new."""
 
 
 class ChatChoice(Answer):
     """One choice."""
 
     index: int
+    """Number of the choice."""
     message: ChatMessageAnswer
+    """What the assistant said."""
     logprobs: ChatLogprobs | None
+    """Log-probabilities, if asked for."""
     finish_reason: FinishReason
+    """`stop` or `length`."""
     token_ids: IfAsked[list[int]] = None
+    """Emitted tokens, with `return_token_ids`."""
     token_origins: IfAsked[list[TokenOrigin]] = None
+    """Where each token came from; level `detailed` only."""
 
 
 class ChatChunkChoice(Answer):
     """What is new of one choice."""
 
     index: int
+    """Number of the choice."""
     delta: ChatDelta
+    """What is new."""
     logprobs: ChatLogprobs | None
+    """Log-probabilities of the new tokens, if asked for."""
     finish_reason: FinishReason | None
+    """`stop` or `length`; null until the last chunk of a choice."""
     token_ids: IfAsked[list[int]] = None
+    """Emitted tokens, with `return_token_ids`."""
     token_origins: IfAsked[list[TokenOrigin]] = None
+    """Where each token came from; level `detailed` only."""
 
 
 class ChatCompletion(Answer):
     """The answer of `/v1/chat/completions`."""
 
     id: str
+    """Id of the request, in traces and logs too."""
     object: Literal["chat.completion"] = "chat.completion"
+    """Always this."""
     created: int
+    """When the request was read, in seconds since 1970."""
     model: str
+    """Served model name."""
     system_fingerprint: str
+    """Names the target's weights and number format: another one may say other texts."""
     choices: list[ChatChoice]
+    """In order of their numbers."""
     usage: Usage
+    """Tokens in and out."""
     metrics: IfAsked[Metrics] = None
+    """With `speculation_metrics`."""
     prompt_logprobs: IfAsked[PromptLogprobs] = None
+    """With the request field of this name."""
 
 
 class ChatCompletionChunk(Answer):
     """One chunk of its stream."""
 
     id: str
+    """Id of the request, in traces and logs too."""
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    """Always this."""
     created: int
+    """When the request was read, in seconds since 1970."""
     model: str
+    """Served model name."""
     system_fingerprint: str
+    """Names the target's weights and number format: another one may say other texts."""
     choices: list[ChatChunkChoice]
+    """One, or none beside the usage."""
     usage: Usage | None = None
+    """Only where `stream_options` asks for it."""
     metrics: IfAsked[Metrics] = None
+    """With `speculation_metrics`; on the last chunk."""
     prompt_logprobs: IfAsked[PromptLogprobs] = None
     """On the first chunk alone."""
+
+
+class ErrorDetails(Answer):
+    """What went wrong."""
+
+    message: str
+    """What was found and what was wanted, for people."""
+    type: str
+    """Kind of error, as OpenAI names them."""
+    param: str | None
+    """The request field at fault, if one is."""
+    code: str | None
+    """Stable code for programs, if there is one."""
+
+
+class ErrorAnswer(Answer):
+    """Any error."""
+
+    error: ErrorDetails
+    """What went wrong."""
+
+
+class ModelCard(Answer):
+    """A served model."""
+
+    id: str
+    """Name to ask for."""
+    object: Literal["model"] = "model"
+    """Always this."""
+    created: int
+    """When the gateway started, in seconds since 1970."""
+    owned_by: Literal["specserve"] = "specserve"
+    """Always this."""
+    max_model_len: int
+    """Longest sequence in tokens; 0 means no limit."""
+
+
+class ModelList(Answer):
+    """The answer of `/v1/models`."""
+
+    object: Literal["list"] = "list"
+    """Always this."""
+    data: list[ModelCard]
+    """The served model."""
+
+
+class Alive(Answer):
+    """The answer of `/health`."""
+
+    status: Literal["alive"] = "alive"
+    """Always this."""
+    service: Literal["specserve"] = "specserve"
+    """Always this: what answers on this port."""
+
+
+class Readiness(Answer):
+    """The answer of `/ready`, whether ready or not."""
+
+    ready: bool
+    """Requests are taken, and a pair that fits is loaded."""
+    reason: str
+    """Why not; of a ready pair why it does not speculate, if it does not."""
+
+
+class PairReadiness(Readiness):
+    """The same, where an orchestrator could be asked."""
+
+    target: str | None
+    """The target's model id."""
+    draft: str | None
+    """The draft's model id."""
+    speculation_enabled: bool
+    """Whether rounds may have draft tokens at present."""
+    num_speculative_tokens: int
+    """Configured K."""
+    lossless: bool
+    """False for synthetic acceptance, which is for benchmarks alone."""

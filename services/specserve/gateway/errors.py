@@ -152,6 +152,11 @@ _ROWS_BY_GRPC_CODE: dict[int, _Row] = {
 """For errors of a peer that named no class that is known here."""
 
 
+def codes_of_status(status: int) -> list[str]:
+    """Return the codes that tell errors of one status apart."""
+    return sorted({row.code for row in _ROWS.values() if row.status == status and row.code})
+
+
 def is_mapped(error: type[errors.SpecServeError]) -> bool:
     """Say whether the class has a row of its own."""
     return error.__name__ in _ROWS

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     FailFast,
     Field,
@@ -57,6 +58,10 @@ def _read_biases(value: object) -> dict[int, float]:
             raise ValueError(f"token {int(key)} is named twice; once was wanted")
         biases[int(key)] = float(bias)
     return biases
+
+
+def _list_of_one(value: object) -> object:
+    return [value] if isinstance(value, str) else value
 
 
 class Body(BaseModel):
@@ -187,8 +192,12 @@ class GenerationFields(Body):
     """`structured_outputs.grammar` by its older name."""
     seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED)
     """Taken modulo 2^64, so that -1 is 2^64 - 1; None draws one from the operating system."""
-    stop: Annotated[list[StopString], FailFast()] = Field(default_factory=list)
-    """Strings that end the text before their first byte."""
+    stop: Annotated[
+        list[StopString],
+        FailFast(),
+        BeforeValidator(_list_of_one, json_schema_input_type=StopString | list[StopString]),
+    ] = Field(default_factory=list)
+    """A string or strings that end the text before their first byte."""
     stop_token_ids: Annotated[list[int], FailFast()] = Field(default_factory=list, max_length=128)
     """Ids that end the text."""
     ignore_eos: bool = False
@@ -218,11 +227,6 @@ class GenerationFields(Body):
     """Accepted and inert."""
     service_tier: object = None
     """Accepted and inert."""
-
-    @field_validator("stop", mode="before")
-    @classmethod
-    def _one_stop_is_a_list_of_one(cls, value: object) -> object:
-        return [value] if isinstance(value, str) else value
 
     @field_validator(
         "temperature",

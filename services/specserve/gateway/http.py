@@ -18,7 +18,16 @@ from starlette.responses import JSONResponse, Response
 
 from specserve.errors import SpecServeError
 from specserve.gateway.answering import GenerationAnswer, Services
-from specserve.gateway.answers import ChatCompletion, Completion
+from specserve.gateway.answers import (
+    Alive,
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    ModelCard,
+    ModelList,
+    PairReadiness,
+    Readiness,
+)
 from specserve.gateway.authentication import Authentication, open_paths, watched_keys
 from specserve.gateway.backend import GenerationBackend
 from specserve.gateway.config import GatewayConfig
@@ -35,8 +44,8 @@ from specserve.gateway.errors import (
 )
 from specserve.gateway.limits import Limiter
 from specserve.gateway.metrics import CONTENT_TYPE, GatewayMetrics
-from specserve.gateway.openapi import describe_bodies, request_body
-from specserve.gateway.pair import PairWatch
+from specserve.gateway.openapi import complete_document, errors, generation_body, streamed
+from specserve.gateway.pair import PairWatch, ServedPair
 from specserve.gateway.pool_view import add_pool_route
 from specserve.gateway.receiving import Refusal
 from specserve.gateway.requests import ChatRequest, CompletionRequest
@@ -48,6 +57,9 @@ if TYPE_CHECKING:  # it brings the tokenizer library along, which a fake does no
     from specserve.model.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+
+GENERATION_ERRORS = (400, 404, 413, 500, 503, 504)
+"""Statuses of both endpoints besides 200."""
 
 STATUS_TIMEOUT_S = 1.0
 """Longest that /metrics waits for the orchestrators; without them their gauges are missing."""
@@ -95,8 +107,11 @@ def create_http_app(
 
     @app.post(
         "/v1/completions",
-        responses={200: {"model": Completion}},
-        openapi_extra=request_body(CompletionRequest),
+        responses={
+            200: {"model": Completion, "content": streamed(Completion)},
+            **errors(*GENERATION_ERRORS),
+        },
+        openapi_extra=generation_body(CompletionRequest),
     )
     async def completions() -> Response:
         """Continue a text."""
@@ -104,62 +119,53 @@ def create_http_app(
 
     @app.post(
         "/v1/chat/completions",
-        responses={200: {"model": ChatCompletion}},
-        openapi_extra=request_body(ChatRequest),
+        responses={
+            200: {"model": ChatCompletion, "content": streamed(ChatCompletionChunk)},
+            **errors(*GENERATION_ERRORS),
+        },
+        openapi_extra=generation_body(ChatRequest),
     )
     async def chat_completions() -> Response:
         """Say what the assistant says next."""
         return GenerationAnswer(chat, services)
 
-    @app.get("/v1/models")
-    async def models() -> JSONResponse:
+    @app.get("/v1/models", responses=errors(503))
+    async def models() -> ModelList:
         """List the served model."""
         served = await pair.ready()
-        return JSONResponse(
-            {
-                "object": "list",
-                "data": [_model_card(served.model, served.max_model_len, started_at)],
-            }
-        )
+        return ModelList(data=[_model_card(served, started_at)])
 
-    @app.get("/v1/models/{name:path}")
-    async def model(name: str) -> JSONResponse:
+    @app.get("/v1/models/{name:path}", responses=errors(404, 503))
+    async def model(name: str) -> ModelCard:
         """Describe one model."""
         served = await pair.ready()
         if name != served.model:
             raise UnknownModel(name, served.model)
-        return JSONResponse(_model_card(served.model, served.max_model_len, started_at))
+        return _model_card(served, started_at)
 
     @app.get("/health")
-    async def health() -> JSONResponse:
+    async def health() -> Alive:
         """Say that the process is alive; asks nobody."""
-        return JSONResponse({"status": "alive", "service": "specserve"})
+        return Alive()
 
-    @app.get("/ready")
+    @app.get(
+        "/ready",
+        response_model=None,
+        responses={
+            200: {"model": PairReadiness},
+            503: {"model": PairReadiness | Readiness, "description": "Not ready."},
+        },
+    )
     async def ready() -> JSONResponse:
         """Say whether requests are taken and a compatible pair is loaded."""
-        if drain.is_draining:
-            return JSONResponse({"ready": False, "reason": to_http(drain.error()).message}, 503)
-        try:
-            answer = await pair.refresh()
-        except SpecServeError as error:
-            return JSONResponse({"ready": False, "reason": to_http(error).message}, 503)
-        mismatch = pair.mismatch(answer)
-        is_ready = answer.ready and not mismatch
-        reason = mismatch or answer.reason
-        reason = reason or ("" if is_ready else "the model pair is still being loaded")
-        body = {
-            "ready": is_ready,
-            "reason": reason,
-            "target": answer.target.model_id or None,
-            "draft": answer.draft.model_id or None,
-            "speculation_enabled": answer.speculation_enabled,
-            "num_speculative_tokens": answer.num_speculative_tokens,
-            "lossless": not answer.synthetic_acceptance_rates,
-        }
-        return JSONResponse(body, 200 if is_ready else 503)
+        answer = await _readiness(pair, drain)
+        return JSONResponse(answer.model_dump(), 200 if answer.ready else 503)
 
-    @app.get("/metrics")
+    @app.get(
+        "/metrics",
+        response_class=Response,
+        responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+    )
     async def prometheus() -> Response:
         """Return all metrics in Prometheus' text format."""
         try:
@@ -174,18 +180,35 @@ def create_http_app(
         add_console(app)
         add_pool_route(app, backend, metrics)
     add_token_routes(app, tokenizer, pair, config)
-    describe_bodies(app, (CompletionRequest, ChatRequest, *BODIES))
+    complete_document(
+        app, (CompletionRequest, ChatRequest, *BODIES), (Completion, ChatCompletionChunk), config
+    )
     return app
 
 
-def _model_card(name: str, max_model_len: int, created: int) -> dict[str, str | int]:
-    return {
-        "id": name,
-        "object": "model",
-        "created": created,
-        "owned_by": "specserve",
-        "max_model_len": max_model_len,
-    }
+def _model_card(served: ServedPair, created: int) -> ModelCard:
+    return ModelCard(id=served.model, created=created, max_model_len=served.max_model_len)
+
+
+async def _readiness(pair: PairWatch, drain: Drain) -> Readiness:
+    if drain.is_draining:
+        return Readiness(ready=False, reason=to_http(drain.error()).message)
+    try:
+        answer = await pair.refresh()
+    except SpecServeError as error:
+        return Readiness(ready=False, reason=to_http(error).message)
+    mismatch = pair.mismatch(answer)
+    is_ready = answer.ready and not mismatch
+    reason = mismatch or answer.reason
+    return PairReadiness(
+        ready=is_ready,
+        reason=reason or ("" if is_ready else "the model pair is still being loaded"),
+        target=answer.target.model_id or None,
+        draft=answer.draft.model_id or None,
+        speculation_enabled=answer.speculation_enabled,
+        num_speculative_tokens=answer.num_speculative_tokens,
+        lossless=not answer.synthetic_acceptance_rates,
+    )
 
 
 def _answer_errors(app: FastAPI) -> None:

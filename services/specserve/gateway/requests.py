@@ -19,6 +19,10 @@ Prompt = str | list[int]
 """Text, or token ids that are not yet checked against the vocabulary."""
 
 
+PromptText = Annotated[str, Field(min_length=1)]
+PromptIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+
+
 def _is_id_list(value: object) -> bool:
     return isinstance(value, list) and all(type(item) is int for item in value)
 
@@ -45,7 +49,8 @@ class CompletionRequest(GenerationFields):
     prompt: Annotated[
         list[Prompt],
         PlainValidator(
-            _read_prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]]
+            _read_prompts,
+            json_schema_input_type=PromptText | list[PromptText] | PromptIds | list[PromptIds],
         ),
     ]
     """Text, texts, token ids, or lists of token ids."""
@@ -61,7 +66,9 @@ class TextPart(Body):
     """A part of a message; only text is taken."""
 
     type: Literal["text"]
+    """Nothing but text is taken."""
     text: str
+    """The part's text."""
 
 
 def _read_content(value: object) -> str:
@@ -82,6 +89,7 @@ class ChatMessage(Body):
     """One message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant"]
+    """Who speaks; a developer is the template's system."""
     content: Annotated[
         str, PlainValidator(_read_content, json_schema_input_type=str | list[TextPart])
     ]
@@ -94,6 +102,7 @@ class ChatRequest(GenerationFields):
     """The body of `/v1/chat/completions`."""
 
     messages: Annotated[list[ChatMessage], FailFast()] = Field(min_length=1)
+    """The chat so far; the assistant speaks next."""
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_INT)
     """Newer name of `max_tokens`."""
     logprobs: bool = False
@@ -102,7 +111,7 @@ class ChatRequest(GenerationFields):
     """Top log-probabilities per token; needs `logprobs`."""
 
 
-_NEUTRAL: dict[str, tuple[object, ...]] = {
+NEUTRAL: dict[str, tuple[object, ...]] = {
     "audio": (),
     "best_of": (1,),
     "add_generation_prompt": (True,),
@@ -174,10 +183,10 @@ def _without_nulls(value: object) -> object:
 
 def _check_unhonoured(name: str, value: object, kind: type[BaseModel]) -> None:
     shown = _cut(name)
-    if name in _NEUTRAL:
+    if name in NEUTRAL:
         # True == 1, but a flag is no number here.
         neutral = [
-            item for item in _NEUTRAL[name] if isinstance(item, bool) == isinstance(value, bool)
+            item for item in NEUTRAL[name] if isinstance(item, bool) == isinstance(value, bool)
         ]
         if value in neutral:
             return

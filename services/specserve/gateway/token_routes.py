@@ -15,7 +15,7 @@ from specserve.errors import InvalidRequest
 from specserve.gateway.answers import Answer
 from specserve.gateway.config import GatewayConfig
 from specserve.gateway.fields import Body
-from specserve.gateway.openapi import request_body
+from specserve.gateway.openapi import errors, request_body
 from specserve.gateway.pair import PairWatch
 from specserve.gateway.plan import check_model
 from specserve.gateway.prompts import chat_prompt, text_prompt
@@ -55,9 +55,11 @@ class Tokenized(Answer):
     """The answer of `/tokenize`."""
 
     count: int
+    """Tokens."""
     max_model_len: int
     """Longest sequence in tokens; 0 means no limit."""
     tokens: list[int]
+    """Their ids."""
     token_strs: list[str] | None
     """What each token reads like by itself, if asked for."""
 
@@ -66,6 +68,7 @@ class Detokenized(Answer):
     """The answer of `/detokenize`."""
 
     prompt: str
+    """The text."""
 
 
 BODIES = (TokenizeRequest, DetokenizeRequest)
@@ -77,7 +80,11 @@ def add_token_routes(
     """Add both routes."""
     table = tokenizer.token_table()
 
-    @app.post("/tokenize", openapi_extra=request_body(TokenizeRequest))
+    @app.post(
+        "/tokenize",
+        responses=errors(400, 404, 413, 503),
+        openapi_extra=request_body(TokenizeRequest),
+    )
     async def tokenize(request: Request) -> Tokenized:
         """Answer the ids of a text or a chat, and how many there are."""
         body = parse_body(await read_body(request, config.max_body_bytes), TokenizeRequest)
@@ -101,7 +108,11 @@ def add_token_routes(
             token_strs=strings if body.return_token_strs else None,
         )
 
-    @app.post("/detokenize", openapi_extra=request_body(DetokenizeRequest))
+    @app.post(
+        "/detokenize",
+        responses=errors(400, 404, 413, 503),
+        openapi_extra=request_body(DetokenizeRequest),
+    )
     async def detokenize(request: Request) -> Detokenized:
         """Answer the text of token ids; bytes that are no whole character read as U+FFFD."""
         body = parse_body(await read_body(request, config.max_body_bytes), DetokenizeRequest)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from specserve.config import SpeculativeMethod
-from specserve.gateway.requests import ChatRequest, CompletionRequest
 from specserve.rpc.codec import pack_method, unpack_ids, unpack_method
 from specserve.rpc.constraints_codec import unpack_constraints
 from specserve.speculation.constraints import TokenConstraints
@@ -691,52 +690,6 @@ async def test_a_wrong_option_is_told_with_its_value_and_what_was_wanted(
     assert error["param"] == param
     assert told in error["message"]
     assert backend.requests == []
-
-
-@pytest.mark.parametrize("name", ["CompletionRequest", "ChatRequest"])
-async def test_the_openapi_document_publishes_every_field_with_its_range(name: str) -> None:
-    """What a body may say is what the document says, with bounds and words for each option."""
-    async with make_client(FakeBackend()) as client:
-        document = (await client.get("/openapi.json")).json()
-    kind = CompletionRequest if name == "CompletionRequest" else ChatRequest
-    published = document["components"]["schemas"][name]["properties"]
-
-    assert published.keys() == kind.model_fields.keys()
-    assert all(published[field].get("description") for field in OPTIONS)
-    assert published["repetition_penalty"]["exclusiveMinimum"] == 0
-    assert published["repetition_penalty"]["maximum"] == 2
-    assert published["presence_penalty"]["minimum"] == -2
-    assert published["logit_bias"]["additionalProperties"] == {
-        "type": "number",
-        "minimum": -100,
-        "maximum": 100,
-    }
-    assert published["logit_bias"]["maxProperties"] == 300
-    assert published["bad_words"]["maxItems"] == 128
-    assert published["allowed_token_ids"]["minItems"] == 1
-    assert published["min_tokens"]["minimum"] == 0
-    outputs = document["components"]["schemas"]["StructuredOutputs"]["properties"]
-    assert {"json", "regex", "choice", "grammar", "json_object"} < outputs.keys()
-    assert all(field.get("description") for field in outputs.values())
-
-
-OPTIONS = (
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-    "bad_words",
-    "allowed_token_ids",
-    "min_tokens",
-    "stop_token_ids",
-    "ignore_eos",
-    "response_format",
-    "structured_outputs",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-)
 
 
 async def test_top_k_minus_one_keeps_all() -> None:
