@@ -86,6 +86,10 @@ distribution: $(INSTALLED) ## Test that speculation keeps the target's law
 matrix: $(INSTALLED) ## Run all combinations of options, rules, K, streams and batches (CI: pairwise)
 	SPECSERVE_MATRIX=whole OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -s $(ARGS) tests/integration/test_option_matrix.py
 
+fuzz: $(INSTALLED) ## Send 10,000 requests, right and wrong, to a running pair (CI: 500)
+	SPECSERVE_FUZZ_REQUESTS=$${SPECSERVE_FUZZ_REQUESTS:-10000} OMP_NUM_THREADS=1 \
+		$(BIN)/python -m pytest -q -s $(ARGS) tests/integration/test_fuzz.py
+
 render: $(INSTALLED) ## Render serve-config.yaml from specserve.yaml in K8S=DIR, by default in all overlays
 	for folder in $(or $(K8S),$(wildcard k8s/overlays/*)); do \
 		$(BIN)/specserve config render --config $$folder/specserve.yaml --output $$folder/serve-config.yaml; \

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -19,6 +20,9 @@ RETRY_AFTER_KEY = "specserve-retry-after"
 
 MAX_DETAIL_BYTES = 2048
 """Status text travels in an 8 KiB header block; longer text is cut."""
+
+_NAMED_FIELD = re.compile(r"([a-z][a-z0-9_]*(?:[.\[][a-z0-9_\]]+)*): (.*)", re.DOTALL)
+"""How InvalidRequest writes itself when it knows the field."""
 
 CODES: dict[type[errors.SpecServeError], grpc.StatusCode] = {
     errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
@@ -92,7 +96,7 @@ def from_call_error(
         case "InvalidProposal":
             return errors.InvalidProposal(error.message)
         case "InvalidRequest":
-            return errors.InvalidRequest("", error.message)
+            return _invalid(errors.InvalidRequest, error.message)
         case "Draining":
             return errors.Draining(error.message)
         case _:
@@ -108,11 +112,11 @@ def from_rpc_error(error: grpc.aio.AioRpcError, pool: str) -> errors.SpecServeEr
     if name == "Overloaded":
         return errors.Overloaded(text, _seconds(metadata.get(RETRY_AFTER_KEY, "")))
     if name == "ContextOverflow":
-        return errors.ContextOverflow("", text)
+        return _invalid(errors.ContextOverflow, text)
     if name == "DeadlineExpired" or code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return errors.DeadlineExpired(pool, 0.0)
     if code is grpc.StatusCode.INVALID_ARGUMENT:
-        return errors.InvalidRequest("", text)
+        return _invalid(errors.InvalidRequest, text)
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
         return errors.PeerUnavailable(pool, text)
     return RemoteError(name, code.value[0], text)
@@ -123,6 +127,12 @@ def _seconds(text: str) -> float:
         return min(max(float(text), 0.0), 3600.0)
     except ValueError:
         return 1.0
+
+
+def _invalid(kind: type[errors.InvalidRequest], text: str) -> errors.InvalidRequest:
+    """Rebuild an error about a field; a client is told the name apart from the text."""
+    named = _NAMED_FIELD.fullmatch(text)
+    return kind(*named.groups()) if named else kind("", text)
 
 
 @asynccontextmanager

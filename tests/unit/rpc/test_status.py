@@ -74,6 +74,8 @@ def test_call_error_comes_back_as_its_class(cls: type[errors.SpecServeError]) ->
         assert (back.matching_length, back.keep_length) == (3, 5)
     if isinstance(back, (errors.InvalidProposal, errors.InvalidRequest)):
         assert str(SAMPLES[cls]) in str(back)
+    if isinstance(back, errors.InvalidRequest):
+        assert (back.field, back.message) == SAMPLES[cls].args
 
 
 def test_unknown_error_of_a_newer_peer_is_kept() -> None:
@@ -131,12 +133,24 @@ async def test_raised_error_ends_the_call_and_is_rebuilt(error: errors.SpecServe
     )
     if type(error) in (errors.InvalidRequest, errors.ContextOverflow, errors.DeadlineExpired):
         assert type(rebuilt) is type(error)
+    if isinstance(error, errors.InvalidRequest) and isinstance(rebuilt, errors.InvalidRequest):
+        # A client is told which field it is, also by an error from two processes away.
+        assert (rebuilt.field, rebuilt.message) == (error.field, error.message)
     if context.code is grpc.StatusCode.UNAVAILABLE:
         assert isinstance(rebuilt, errors.PeerUnavailable)
     if isinstance(error, errors.Overloaded):
         assert vars(rebuilt) == vars(error)
     if isinstance(rebuilt, (errors.InvalidRequest, status.RemoteError)):
         assert str(error) in str(rebuilt)
+
+
+@pytest.mark.parametrize("text", ["no field here: at all", "Bad: x", "the body is empty", "a b: c"])
+def test_text_without_a_field_stays_text(text: str) -> None:
+    """Nothing before a colon is taken for a field that is none."""
+    message = status.to_call_error(errors.InvalidRequest("", text))
+    back = status.from_call_error(message, "s", 0)
+    assert isinstance(back, errors.InvalidRequest)
+    assert (back.field, back.message) == ("", text)
 
 
 async def test_other_exceptions_pass_through() -> None:
