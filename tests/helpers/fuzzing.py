@@ -64,8 +64,8 @@ class Judge:
         if problem := self._misshapen("ErrorAnswer", value):
             return problem
         error = value["error"]
-        if status == 503:
-            return "" if "retry-after" in headers else "503 without Retry-After"
+        if status in (429, 503):
+            return "" if "retry-after" in headers else f"{status} without Retry-After"
         if status not in (400, 404, 413):
             return f"status {status}: {error['message']}"
         if error["param"] is None and not error["message"].startswith("the body is"):

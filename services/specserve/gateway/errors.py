@@ -157,6 +157,11 @@ def codes_of_status(status: int) -> list[str]:
     return sorted({row.code for row in _ROWS.values() if row.status == status and row.code})
 
 
+def statuses() -> list[int]:
+    """Return the statuses of all errors of our own."""
+    return sorted({row.status for row in _ROWS.values()})
+
+
 def is_mapped(error: type[errors.SpecServeError]) -> bool:
     """Say whether the class has a row of its own."""
     return error.__name__ in _ROWS

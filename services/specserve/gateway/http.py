@@ -58,7 +58,7 @@ if TYPE_CHECKING:  # it brings the tokenizer library along, which a fake does no
 
 logger = logging.getLogger(__name__)
 
-GENERATION_ERRORS = (400, 404, 413, 500, 503, 504)
+GENERATION_ERRORS = (400, 404, 413, 429, 500, 503, 504)
 """Statuses of both endpoints besides 200."""
 
 STATUS_TIMEOUT_S = 1.0

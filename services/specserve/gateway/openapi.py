@@ -25,6 +25,7 @@ _MEANINGS = {
     400: "A field is wrong; `param` names it.",
     404: "Another model was asked for.",
     413: "The body is too large.",
+    429: "Too much at present: of this tenant, or of all.",
     500: "Something failed inside.",
     503: "Not at present: try again.",
     504: "Too late.",
@@ -70,7 +71,7 @@ def _error(status: int) -> JsonSchema:
     codes = codes_of_status(status)
     told = f" Codes: {', '.join(f'`{code}`' for code in codes)}." if codes else ""
     answer: JsonSchema = {"model": ErrorAnswer, "description": _MEANINGS[status] + told}
-    if status == 503:
+    if status in (429, 503):
         header = {"description": "Seconds to wait.", "schema": {"type": "integer"}}
         answer["headers"] = {"Retry-After": header}
     return answer
