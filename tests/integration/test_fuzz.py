@@ -9,19 +9,14 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import httpx
 import pytest
 
 from helpers.fuzzing import Judge, problems, send_all, share_answered, table
-from helpers.pair import Pair, running_pair
+from helpers.gateway import running_gateway
+from helpers.pair import running_pair
 from specserve.gateway.config import GatewayConfig
-from specserve.gateway.grpc_backend import GrpcBackend
-from specserve.gateway.server import serve_gateway
-from specserve.model.toy import ToySpec
-from specserve.model.toy_tokenizer import ToyTokenizer
 from support.fuzz_bodies import VOCAB_SIZE, fuzz_requests
 
 NUM_REQUESTS = int(os.environ.get("SPECSERVE_FUZZ_REQUESTS", "500"))
@@ -41,35 +36,19 @@ NUM_BLOCKS = 240
 sometimes none."""
 
 
-@asynccontextmanager
-async def running_gateway() -> AsyncIterator[tuple[str, Pair]]:
-    """Start everything; gives the gateway's URL and the pair behind it."""
+@pytest.mark.slow
+async def test_no_request_breaks_anything(capsys: pytest.CaptureFixture[str]) -> None:
+    """B226, B233, B259: 200, a 400 with the field, or 503 with Retry-After; then all is free."""
     fields: dict[str, object] = {
         "max_model_len": MAX_MODEL_LEN,
         "num_kv_blocks": NUM_BLOCKS,
         "block_size": 16,
     }
-    async with running_pair(TARGET, DRAFT, target_fields=fields, draft_fields=fields) as pair:
-        listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        gateway = asyncio.create_task(
-            serve_gateway(
-                LIMITS,
-                GrpcBackend([pair.orchestrator.address]),
-                ToyTokenizer(ToySpec.parse(TARGET)),
-                lambda host, port: listening.set_result(f"http://{host}:{port}"),
-            )
-        )
-        try:
-            yield await listening, pair
-        finally:
-            gateway.cancel()
-            await asyncio.gather(gateway, return_exceptions=True)
-
-
-@pytest.mark.slow
-async def test_no_request_breaks_anything(capsys: pytest.CaptureFixture[str]) -> None:
-    """B226, B233, B259: 200, a 400 with the field, or 503 with Retry-After; then all is free."""
-    async with running_gateway() as (url, pair), httpx.AsyncClient(base_url=url) as client:
+    async with (
+        running_pair(TARGET, DRAFT, target_fields=fields, draft_fields=fields) as pair,
+        running_gateway(pair, TARGET, LIMITS) as url,
+        httpx.AsyncClient(base_url=url) as client,
+    ):
         document = (await client.get("/openapi.json")).json()
         requests = await asyncio.to_thread(fuzz_requests, document, NUM_REQUESTS, SEED)
         outcomes = await send_all(url, Judge(document), requests)

@@ -55,7 +55,7 @@ NUM_DRAWS = 128
 """Of a standard combination; all of an option's are tested together."""
 FALSE_ALARM = 1e-9
 """Of one chi-square test; there are two an option."""
-BATCH_SIZE = 12
+BATCH_SIZE = 6
 """Requests that run beside one another in a mixed batch."""
 
 

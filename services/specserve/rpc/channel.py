@@ -14,6 +14,9 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 MAX_FRAME_ITEMS = 64
 """Calls or replies in one frame: 64 of the longest (a 256 KiB append, a q of 64 x 1,024) fit."""
 
+MAX_PENDING_CALLS = 1 << 20
+"""Calls that have come and that a server's event loop has not looked at yet."""
+
 _COMMON: list[tuple[str, int]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -39,6 +42,10 @@ SERVER_OPTIONS = [
     # Servers must allow the pings that clients send, or they cut idle links ("too_many_pings").
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    # Whom to refuse is the orchestrator's affair (`admission`): of more than 1,000 calls that come at
+    # once gRPC would cancel some by chance, which reads like a lost server.
+    ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
+    ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
     # Two processes must not share a port by accident.
     ("grpc.so_reuseport", 0),
 ]

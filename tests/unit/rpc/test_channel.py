@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import grpc
@@ -57,3 +58,15 @@ async def test_every_link_has_a_connection_of_its_own_B182() -> None:
         await stubs[1].GetModel(common_pb2.GetModelRequest())
         assert second.get_state() is grpc.ChannelConnectivity.READY
         await second.close()
+
+
+@pytest.mark.slow
+async def test_calls_that_come_at_once_are_all_heard() -> None:
+    """gRPC's own limit of pending calls refuses by chance; that is for admission to decide."""
+    async with serving(FakeReplica()) as address:
+        channel = open_channel(address)
+        stub = draft_pb2_grpc.DraftServiceStub(channel)
+        calls = [stub.GetModel(common_pb2.GetModelRequest()) for _ in range(3_500)]
+        codes = await asyncio.gather(*(call.code() for call in calls))
+        await channel.close()
+    assert set(codes) == {grpc.StatusCode.OK}
