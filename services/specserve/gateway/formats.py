@@ -98,13 +98,19 @@ class AnswerFormat(ABC, Generic[ChoiceT]):
 
     def _chunks(self, block: Block) -> list[bytes]:
         """Write the chunks of one block; none while a block brings nothing that was asked for."""
+        before = self._usage_so_far()
         self.tally.add(block)
         if not (block.text or block.finish_reason or (block.token_ids and self._shows_tokens)):
             return []
-        usage = self.tally.usage() if self.wanted.usage_in_every_chunk else None
+        *openings, choice = self.chunk_choices(block)
+        # A role or a prompt is told apart, and holds none of the block's tokens.
         return [
-            self._write(self.chunk([choice], usage, None)) for choice in self.chunk_choices(block)
+            *(self._write(self.chunk([opening], before, None)) for opening in openings),
+            self._write(self.chunk([choice], self._usage_so_far(), None)),
         ]
+
+    def _usage_so_far(self) -> Usage | None:
+        return self.tally.usage() if self.wanted.usage_in_every_chunk else None
 
     def at_end(self) -> list[bytes]:
         """Write what follows the last block."""

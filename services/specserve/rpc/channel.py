@@ -42,8 +42,8 @@ SERVER_OPTIONS = [
     # Servers must allow the pings that clients send, or they cut idle links ("too_many_pings").
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-    # Whom to refuse is the orchestrator's affair (`admission`): of more than 1,000 calls that come at
-    # once gRPC would cancel some by chance, which reads like a lost server.
+    # Whom to refuse is for the orchestrator's admission to say: of more than 1,000 calls that come
+    # at once gRPC would cancel some by chance, which reads like a lost server.
     ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
     ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
     # Two processes must not share a port by accident.
