@@ -15,6 +15,7 @@ from specserve.errors import ConfigurationError
 from specserve.gateway import authentication
 from specserve.gateway.api_keys import ApiKey, KeyRing, load_keys, make_key, parse_keys
 from specserve.gateway.config import GatewayConfig
+from specserve.gateway.console import console_paths
 from specserve.gateway.http import create_http_app
 from specserve.gateway.metrics import GatewayMetrics
 from specserve.gateway.tenants import resolve_tenant
@@ -103,8 +104,8 @@ async def test_without_the_right_key_it_is_a_401_in_openai_s_shape(keys: Keys, s
     assert backend.requests == []
 
 
-async def test_b244_every_route_wants_a_key_but_the_probes(keys: Keys) -> None:
-    """B244: whatever is routed, documented or not; a probe has no key."""
+async def test_b244_every_route_wants_a_key_but_the_probes_and_the_page(keys: Keys) -> None:
+    """B244: whatever is routed, documented or not; a probe has no key, a page's file no secret."""
     app = make_app(FakeBackend(), api_key_file=str(keys.path))
     paths = {getattr(route, "path", "") for route in app.routes}
     assert {"/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize"} <= paths
@@ -116,7 +117,7 @@ async def test_b244_every_route_wants_a_key_but_the_probes(keys: Keys) -> None:
                 statuses.setdefault(path, set()).add(answer.status_code)
 
     open_to_all = {path for path, seen in statuses.items() if seen != {401}}
-    assert open_to_all == {"/health", "/ready"}
+    assert open_to_all == {"/health", "/ready"} | console_paths()
 
 
 @pytest.mark.parametrize(
