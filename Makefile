@@ -41,7 +41,7 @@ TEST_DIRS := tests/integration tests/distribution tests/deploy tests/contract te
 # Two files at a time, a processor each: most of a long test is waiting for processes that it started.
 PYTEST_FLAGS := -q --durations=15 --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo serve test check format protos bench parity distribution matrix fuzz render validate pin-digests rehearsal console-check gpu-check clean
+.PHONY: help setup demo serve test check format protos bench parity distribution matrix fuzz reference render validate pin-digests rehearsal console-check gpu-check clean
 
 help: ## List the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -89,6 +89,9 @@ matrix: $(INSTALLED) ## Run all combinations of options, rules, K, streams and b
 fuzz: $(INSTALLED) ## Send 10,000 requests, right and wrong, to a running pair (CI: 500)
 	SPECSERVE_FUZZ_REQUESTS=$${SPECSERVE_FUZZ_REQUESTS:-10000} OMP_NUM_THREADS=1 \
 		$(BIN)/python -m pytest -q -s $(ARGS) tests/integration/test_fuzz.py
+
+reference: $(INSTALLED) ## Write the tables of docs/api.md from the published document
+	PYTHONPATH=services:tests $(BIN)/python -m support.api_reference
 
 render: $(INSTALLED) ## Render serve-config.yaml from specserve.yaml in K8S=DIR, by default in all overlays
 	for folder in $(or $(K8S),$(wildcard k8s/overlays/*)); do \

@@ -181,7 +181,11 @@ def create_http_app(
         add_pool_route(app, backend, metrics)
     add_token_routes(app, tokenizer, pair, config)
     complete_document(
-        app, (CompletionRequest, ChatRequest, *BODIES), (Completion, ChatCompletionChunk), config
+        app,
+        (CompletionRequest, ChatRequest, *BODIES),
+        (Completion, ChatCompletionChunk),
+        config,
+        None if keys is None else open_paths(config),
     )
     return app
 

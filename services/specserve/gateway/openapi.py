@@ -6,7 +6,7 @@ framework knows nothing of them, and they are described here. Limits are those o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -82,12 +82,14 @@ def complete_document(
     bodies: Sequence[type[BaseModel]],
     chunks: Sequence[type[BaseModel]],
     config: GatewayConfig,
+    open_paths: Collection[str] | None = None,
 ) -> None:
     """Add what the framework does not see to the document, which is made when first asked for.
 
     Args:
         bodies: kinds of bodies that routes read themselves.
         chunks: kinds of events that routes write themselves.
+        open_paths: those that need no API key; None where none does.
     """
     make_document = app.openapi
 
@@ -105,6 +107,8 @@ def complete_document(
             _add_neutral(schemas[generation.__name__], generation)
             _add_limits(schemas[generation.__name__]["properties"], config)
         _drop_framework_errors(whole)
+        if open_paths is not None:
+            _close_all_but(whole, open_paths)
         return whole
 
     app.openapi = document  # type: ignore[method-assign]
@@ -149,6 +153,21 @@ def _add_limits(properties: JsonSchema, config: GatewayConfig) -> None:
             ids_of_one_prompt = field.get("items", {}).get("type") == "integer"
             if field.get("type") == kind and not ids_of_one_prompt:
                 field[word] = most
+
+
+def _close_all_but(whole: JsonSchema, open_paths: Collection[str]) -> None:
+    """Tell that paths want an API key, and how one is refused."""
+    scheme = {"type": "http", "scheme": "bearer"}
+    whole["components"]["securitySchemes"] = {"apiKey": scheme}
+    content = {"application/json": {"schema": {"$ref": _REFERENCE.format(model="ErrorAnswer")}}}
+    for path, item in whole["paths"].items():
+        if path not in open_paths:
+            for operation in item.values():
+                operation["security"] = [{"apiKey": []}]
+                operation["responses"]["401"] = {
+                    "description": "No API key, or a wrong one.",
+                    "content": content,
+                }
 
 
 def _drop_framework_errors(whole: JsonSchema) -> None:

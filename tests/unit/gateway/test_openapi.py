@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -69,6 +70,23 @@ def test_the_errors_of_an_endpoint_are_told_with_their_codes(
         assert reference == "#/components/schemas/ErrorAnswer"
         assert all(f"`{code}`" in error["description"] for code in codes_of_status(status))
     assert {"application/json", "text/event-stream"} == responses["200"]["content"].keys()
+
+
+def test_where_a_key_is_wanted_the_document_says_so(tmp_path: Path) -> None:
+    """Every path but the probes has the scheme and the 401; without keys none has."""
+    (tmp_path / "keys").write_text("", encoding="utf-8")
+    closed = make_app(FakeBackend(), api_key_file=str(tmp_path / "keys")).openapi()
+    plain = make_app(FakeBackend()).openapi()
+
+    assert closed["components"]["securitySchemes"] == {
+        "apiKey": {"type": "http", "scheme": "bearer"}
+    }
+    for path, item in closed["paths"].items():
+        for operation in item.values():
+            wanted = path not in ("/health", "/ready")
+            assert ("security" in operation) == ("401" in operation["responses"]) == wanted
+    assert "securitySchemes" not in plain["components"]
+    assert "401" not in plain["paths"]["/v1/models"]["get"]["responses"]
 
 
 @pytest.mark.parametrize("name", KINDS)
