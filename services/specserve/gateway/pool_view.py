@@ -29,6 +29,7 @@ class OrchestratorView(Answer):
     """One orchestrator."""
 
     orchestrator_id: str
+    """Identity of the process."""
     num_running: int
     """Choices being decoded."""
     num_waiting: int
@@ -47,9 +48,11 @@ class ReplicaView(Answer):
     role: str
     """draft or target."""
     replica_id: str
+    """Identity of the process."""
     state: str
     """connected, connecting or draining."""
     num_sessions: int
+    """Sessions held."""
     num_waiting: int
     """Calls before their first forward."""
     kv_cache_usage: float
@@ -60,11 +63,15 @@ class PoolView(Answer):
     """Everything, as of now."""
 
     orchestrators: list[OrchestratorView]
+    """Those that answered."""
     replicas: list[ReplicaView]
+    """Those that they know."""
     num_drafts: int
     """Rounds that verified draft tokens, of this gateway's choices."""
     num_draft_tokens: int
+    """Draft tokens verified."""
     num_accepted_draft_tokens: int
+    """Draft tokens accepted and emitted."""
     accepted_per_position: list[int]
     """Entry i: rounds whose draft token i was accepted."""
 
