@@ -47,6 +47,8 @@ PARSE_IN_THREAD_BYTES = 32_768
 _CLIENT_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 BodyT = TypeVar("BodyT", bound=GenerationFields)
+ReceivedT = TypeVar("ReceivedT")
+WrittenT = TypeVar("WrittenT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +155,8 @@ class GenerationAnswer(Response, Generic[BodyT]):
             async with aclosing(shaped(events, interval_s, pad_bytes)) as parts:
                 return await self._stream(parts, send)
         async with decoding(services.backend, plan, observer, services.drain) as blocks:
-            whole = answer.answer([block async for block in blocks])
+            received = [block async for block in blocks]
+            whole = await _off_the_loop_if(plan.scores_prompts, answer.answer, received)
         await self._send_start(send, b"application/json", len(whole))
         await send({"type": "http.response.body", "body": whole, "more_body": False})
         return None
@@ -164,7 +167,7 @@ class GenerationAnswer(Response, Generic[BodyT]):
         services = self._services
         async with decoding(services.backend, plan, observer, services.drain) as blocks:
             async for block in blocks:
-                for chunk in answer.on_block(block):
+                for chunk in await _off_the_loop_if(plan.scores_prompts, answer.on_block, block):
                     yield chunk
         for chunk in answer.at_end():
             yield chunk
@@ -198,6 +201,13 @@ class GenerationAnswer(Response, Generic[BodyT]):
         else:
             headers.append((b"content-length", str(length).encode()))
         await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+
+async def _off_the_loop_if(
+    long: bool, write: Callable[[ReceivedT], WrittenT], received: ReceivedT
+) -> WrittenT:
+    """Write in a worker thread what may be long: twenty figures for each token of a prompt."""
+    return await asyncio.to_thread(write, received) if long else write(received)
 
 
 def client_id(headers: Headers) -> str:

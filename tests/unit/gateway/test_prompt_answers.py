@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from specserve.gateway.token_text import TokenTexts
 from specserve.rpc.v1.generation_pb2 import GenerateRequest, GenerateResponse
 from unit.gateway.fakes import (
     LENGTH,
@@ -224,3 +226,23 @@ async def test_an_orchestrator_that_tells_no_prompt_logprobs_is_a_503() -> None:
 
     assert answer.status_code == 503
     assert "retry-after" in answer.headers
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_long_prompt_s_figures_are_written_off_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch, streams: bool
+) -> None:
+    """B254: they are megabytes of text; no other request waits for them."""
+    threads: list[int] = []
+    write = TokenTexts.prompt_logprobs
+
+    def noted(*arguments: Any) -> Any:
+        threads.append(threading.get_ident())
+        return write(*arguments)
+
+    monkeypatch.setattr(TokenTexts, "prompt_logprobs", noted)
+    ask_for = stream if streams else ask
+    await ask_for(FakeBackend(scored), prompt="hey", prompt_logprobs=2)
+
+    assert threads
+    assert threading.get_ident() not in threads
