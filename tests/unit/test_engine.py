@@ -348,6 +348,15 @@ def test_a_failed_step_may_be_tried_again():
     assert verified(run(engine, call)[0]).step == call.step
 
 
+def test_a_release_shows_that_an_idle_device_lives():
+    """Where an answer was lost on its way no call is left to move the count of iterations."""
+    engine, caller = toy_engine(), Caller("a", PROMPT)
+    opened(engine, caller)
+    before = engine.load.num_iterations
+    run(engine, Release("a"))
+    assert engine.load.num_iterations > before
+
+
 def test_release_is_idempotent_and_answers_the_call_in_flight():
     engine, caller = toy_engine(), Caller("a", PROMPT)
     call = caller.verify()

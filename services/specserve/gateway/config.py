@@ -68,6 +68,8 @@ class GatewayConfig(TlsSettings):
     """Longest time for one request, in seconds."""
     failover_timeout_s: float = Field(30.0, ge=0)
     """How long a request looks for another orchestrator when its own is lost, in seconds."""
+    orchestrator_hang_s: float = Field(5.0, gt=0)
+    """An orchestrator that neither writes nor answers for this long counts as lost, in seconds."""
     pair_refresh_s: float = Field(2.0, ge=0)
     """Age at which what is known of the served pair is asked for again, in seconds."""
     tokenize_in_thread_chars: int = Field(2048, ge=0)

@@ -45,7 +45,9 @@ class GatewayDeployment:
         self._tokenizer = await asyncio.to_thread(load_tokenizer, target)
         self._config = config
         self._drain = Drain()
-        self._backend = GrpcBackend((), config.failover_timeout_s, MutualTls.of(config))
+        self._backend = GrpcBackend(
+            (), config.failover_timeout_s, MutualTls.of(config), config.orchestrator_hang_s
+        )
         self._orchestrators = PoolWatcher("orchestrator", lambda: look(orchestrator))
         self._watching = asyncio.create_task(
             watch_pools([self._orchestrators], self._tell_backend, DISCOVERY_PERIOD_S),

@@ -17,6 +17,7 @@ import grpc
 
 from specserve.errors import Draining, PeerUnavailable, SpecServeError
 from specserve.gateway.blocks import Round, TokenOrigin, unpack_origins, unpack_rounds
+from specserve.gateway.liveness import HANG_S
 from specserve.gateway.orchestrators import Orchestrator, OrchestratorPool
 from specserve.gateway.rounds import merge_records, record_of
 from specserve.rpc.status import ERROR_KEY, from_rpc_error
@@ -52,8 +53,9 @@ class GrpcBackend:
         addresses: Iterable[str],
         failover_timeout_s: float = 30.0,
         tls: MutualTls | None = None,
+        hang_s: float = HANG_S,
     ) -> None:
-        self._pool = OrchestratorPool(addresses, tls)
+        self._pool = OrchestratorPool(addresses, tls, hang_s)
         self._failover_timeout_s = failover_timeout_s
 
     async def set_addresses(self, addresses: Iterable[str]) -> None:
@@ -84,9 +86,10 @@ class GrpcBackend:
             lost_origins, lost_rounds = tuple(origins), tuple(rounds)
             # A call is left only by an answer that ends it, an error, or the caller's going away.
             call = self._call(member, attempt, traceparent)
-            with member.running():
+            with member.running(call):
                 try:
                     async for response in call:
+                        member.heard()
                         num_prompt_logprobs += len(response.prompt_logprobs)
                         committed += response.token_ids
                         origins += unpack_origins(response.origins)
@@ -105,9 +108,10 @@ class GrpcBackend:
                     lost = from_rpc_error(error, "orchestrator")
                     if not _is_worth_another_try(error):
                         raise lost from error
-                finally:
-                    # However it is left: an abandoned call would hold both KV caches.
-                    call.cancel()
+                except asyncio.CancelledError:
+                    if not member.is_hung or _is_cancelled():
+                        raise
+                    lost = PeerUnavailable("orchestrator", f"{member.address} does not answer")
             now = loop.time()
             give_up_at = now + self._failover_timeout_s if give_up_at is None else give_up_at
             if now + pause_s > min(give_up_at, ends_at or give_up_at):
@@ -164,6 +168,12 @@ class GrpcBackend:
         except grpc.aio.AioRpcError:
             return None
         return answer
+
+
+def _is_cancelled() -> bool:
+    """Say whether it is this task that was cancelled, and not only the call that it waits on."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _is_worth_another_try(error: grpc.aio.AioRpcError) -> bool:

@@ -199,6 +199,8 @@ class EngineBase(ABC):
             return
 
     def _release(self, session_id: str) -> None:
+        # It shows that the device lives: where an answer was lost on its way, nothing else would.
+        self._num_iterations += 1
         session = self._sessions.release(session_id)
         if session is not None and session.in_flight is not None:
             self._fail(session.in_flight, SessionNotFound(session_id))

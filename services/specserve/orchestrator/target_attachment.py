@@ -13,7 +13,7 @@ from specserve.orchestrator.pool import TargetLink
 from specserve.orchestrator.request_state import RequestState
 from specserve.orchestrator.target_call import Scored, TargetCall, pack_verify_call
 from specserve.rpc import codec, status
-from specserve.rpc.v1 import common_pb2
+from specserve.rpc.v1 import common_pb2, target_pb2
 from specserve.speculation.types import Proposal
 
 
@@ -79,14 +79,25 @@ class TargetAttachment:
         if call is None or not call.is_open:
             raise PeerUnavailable("target", "no call in flight")
         try:
-            reply = await call.pending.next(self._call_timeout_s)
+            reply = await self._next_reply(call)
         except TimeoutError:
-            self.link.cancel(call.pending.call_id)
+            self.give_up_call()
             raise PeerUnavailable("target", f"no answer within {self._call_timeout_s} s") from None
         if reply.HasField("error"):
             self.forget_call()
             raise status.from_call_error(reply.error, self._state.request_id, call.plan.keep_length)
         return call.read(reply, self._clock())
+
+    async def _next_reply(self, call: TargetCall) -> target_pb2.VerifyReply:
+        """Wait for a reply that was not read before, whatever the way here did to their order."""
+        reply = await call.pending.next(self._call_timeout_s)
+        try:
+            while not reply.HasField("error") and call.is_repeat(reply):
+                reply = await call.pending.next(self._call_timeout_s)
+        except PeerUnavailable:
+            self.give_up_call()
+            raise
+        return reply
 
     def settle(self) -> None:
         """Move the target's cached_length by the last reply, as far as it has been committed."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from specserve.errors import PeerUnavailable
 from specserve.orchestrator.request_state import CallPlan, RequestState
 from specserve.rpc import codec
 from specserve.rpc.pending import PendingCall
@@ -47,6 +48,22 @@ class TargetCall:
     decode-ahead what the target has fed back to itself."""
     is_open: bool = True
     """Replies are still due."""
+
+    def is_repeat(self, reply: target_pb2.VerifyReply) -> bool:
+        """Say whether a token of decode-ahead has been read before.
+
+        Raises:
+            PeerUnavailable: the token before it is missing: it came out of order, or was lost.
+        """
+        if self.draft_token_ids or not reply.replacement_token_ids:
+            return False
+        # Each token of decode-ahead feeds the one before it: its place is the length it names.
+        due = self.plan.committed_length + len(self.decoded_token_ids)
+        if reply.cached_length > due:
+            raise PeerUnavailable(
+                "target", f"a token for length {reply.cached_length} came before that for {due}"
+            )
+        return reply.cached_length < due
 
     def read(self, reply: target_pb2.VerifyReply, now: float) -> Scored:
         """Take in a reply without error.

@@ -64,7 +64,9 @@ async def _serve(
     telemetry.configure_tracing("specserve-gateway")
     signals = stop_signals(stop_on_eof)
     tokenizer = await asyncio.to_thread(load_tokenizer, target)
-    backend = GrpcBackend(addresses, config.failover_timeout_s, MutualTls.of(config))
+    backend = GrpcBackend(
+        addresses, config.failover_timeout_s, MutualTls.of(config), config.orchestrator_hang_s
+    )
     serving = asyncio.create_task(serve_gateway(config, backend, tokenizer, _say_ready))
     stopping = asyncio.create_task(signals.get())
     await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)

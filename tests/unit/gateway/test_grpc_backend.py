@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from specserve.errors import (
     CapacityExhausted,
@@ -110,6 +111,10 @@ async def serving(*servicers: FakeOrchestrator) -> AsyncIterator[list[str]]:
         for servicer in servicers:
             server = grpc.aio.server(options=SERVER_OPTIONS)
             add_GenerationServiceServicer_to_server(servicer, server)
+            if isinstance(servicer, Silent):
+                check = health_pb2_grpc.HealthServicer()
+                check.Check = servicer.check
+                health_pb2_grpc.add_HealthServicer_to_server(check, server)
             addresses.append(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
             await server.start()
             stack.push_async_callback(server.stop, None)
@@ -289,6 +294,70 @@ async def test_giving_a_choice_up_ends_the_call(how: str) -> None:
         await backend.close()
 
     assert len(servicer.requests) == 1
+
+
+class Silent(FakeOrchestrator):
+    """Says nothing more after a while; answers questions only where the test lets it."""
+
+    def __init__(self, fail_after: int) -> None:
+        super().__init__()
+        self.fail_after, self.hang = fail_after, True
+        self.may_answer = asyncio.Event()
+        self.num_asked = 0
+
+    async def check(self, request: Any, context: Any) -> health_pb2.HealthCheckResponse:
+        self.num_asked += 1
+        self.changed.set()
+        await self.may_answer.wait()
+        return health_pb2.HealthCheckResponse()
+
+
+async def test_a_stream_leaves_an_orchestrator_that_hangs() -> None:
+    """Its connection stays open, but it neither writes nor answers: the text goes on elsewhere, and
+    nothing new is asked of it until it answers again."""
+    hung, other = Silent(fail_after=3), FakeOrchestrator()
+    async with serving(hung, other) as addresses:
+        backend = GrpcBackend(addresses[:1], hang_s=0.2)
+        decoding = asyncio.create_task(decode(backend))
+        await until(hung, lambda: hung.num_open == 1)
+        await backend.set_addresses(addresses)
+        text, _, finish = await decoding
+        assert (text, finish) == (TEXT, STOP)
+        assert len(unpack_ids(other.requests[0].committed_token_ids, "")) == 3
+        await until(hung, lambda: hung.num_open == 0)
+        for _ in range(6):
+            await decode(backend)
+        assert len(hung.requests) == 1
+
+        hung.may_answer.set()
+        hung.fail_after = 1000
+        while len(hung.requests) == 1:
+            await decode(backend)
+        await backend.close()
+
+
+async def test_an_orchestrator_with_nothing_to_say_is_not_left() -> None:
+    """A long prefill is silence too: it answers when asked, and the stream stays."""
+    slow = Silent(fail_after=3)
+    slow.may_answer.set()
+    async with serving(slow) as addresses:
+        backend = GrpcBackend(addresses, hang_s=0.1)
+        decoding = asyncio.create_task(decode(backend))
+        await until(slow, lambda: slow.num_asked >= 4)
+        assert slow.num_open == len(slow.requests) == 1
+        decoding.cancel()
+        await asyncio.gather(decoding, return_exceptions=True)
+        await backend.close()
+
+
+async def test_a_lone_orchestrator_that_hangs_ends_in_an_error() -> None:
+    """Where there is no other the search ends after the time that was set, not never."""
+    hung = Silent(fail_after=0)
+    async with serving(hung) as addresses:
+        backend = GrpcBackend(addresses, failover_timeout_s=0.3, hang_s=0.1)
+        with pytest.raises(PeerUnavailable, match="does not answer"):
+            await decode(backend)
+        await backend.close()
 
 
 async def test_the_last_word_counts_even_if_the_stream_breaks_after_it() -> None:

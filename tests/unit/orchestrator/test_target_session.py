@@ -173,6 +173,43 @@ async def test_decode_ahead_is_given_up_to_leave_a_draining_replica() -> None:
     assert setup.said == [("old", "cancel"), ("new", "call"), ("old", "release")]
 
 
+def ahead(call: target_pb2.VerifyCall, number: int) -> target_pb2.VerifyReply:
+    """Make the reply of decode-ahead that carries its token `number`, 60 + number."""
+    reply = one_token(call)
+    reply.cached_length += number
+    reply.replacement_token_ids = codec.pack_ids((60 + number,))
+    return reply
+
+
+async def test_token_of_decode_ahead_that_comes_twice_is_committed_once() -> None:
+    """A reply repeated on its way, at once or later, adds nothing."""
+    setup = Setup()
+    setup.old.answer = lambda call: ahead(call, 0)
+    await setup.round(num_decode_steps=256)
+    for number in (0, 0, 1, 1, 0, 2):
+        setup.old.pending[0].put(ahead(setup.old.calls[0], number), last=False)
+    for _ in range(2):
+        setup.commit((await setup.session.next_token()).scores)
+    assert setup.state.chain.tokens == [5, 6, 7, 60, 61, 62]
+
+
+@pytest.mark.parametrize("order", [(2, 1), (2, 2), (3,)])
+async def test_token_of_decode_ahead_that_is_missing_ends_it(order: tuple[int, ...]) -> None:
+    """Out of order, or lost: what came too early is not committed, and the next round asks the same
+    replica to go on behind what is."""
+    setup = Setup()
+    setup.old.answer = lambda call: ahead(call, 0)
+    await setup.round(num_decode_steps=256)
+    for number in order:
+        setup.old.pending[0].put(ahead(setup.old.calls[0], number), last=False)
+    with pytest.raises(PeerUnavailable, match="came before"):
+        await setup.session.next_token()
+    await setup.round()
+    assert setup.state.chain.tokens == [5, 6, 7, 60, 60]
+    assert setup.said == [("old", "call"), ("old", "cancel"), ("old", "call")]
+    assert setup.session.num_reopens == 0
+
+
 async def test_refused_move_is_undone() -> None:
     """The old session goes on, neither reopened nor counted; others are asked again after a while,
     and never with an epoch that was used before."""
