@@ -189,6 +189,8 @@ class ServerConfig(TlsSettings):
     """Host that peers dial; None takes `host`, or this machine's address when bound to all."""
     lease_s: float = Field(10.0, gt=0)
     """A session without a heartbeat or a call for this long is released."""
+    device_restart_s: float = Field(120.0, gt=0)
+    """A device that stands still this long with calls to answer is ended and started anew."""
     drain_deadline_s: float = Field(30.0, ge=0)
     """How long live sessions may go on after the replica was told to stop."""
     metrics_port: int | None = Field(None, ge=0, le=65535)

@@ -33,7 +33,11 @@ async def start_draft(config: DraftConfig) -> ReplicaService:
         return device
 
     replica = ReplicaServer(
-        new_replica_id("draft"), DraftWire(), start_device, config.server.lease_s
+        new_replica_id("draft"),
+        DraftWire(),
+        start_device,
+        config.server.lease_s,
+        config.server.device_restart_s,
     )
 
     def register(server: grpc.aio.Server) -> None:

@@ -37,6 +37,9 @@ class CallTable:
         self._calls: dict[int, CallInFlight] = {}
         self._by_wire_id: dict[tuple[FrameStream, int], int] = {}
 
+    def __len__(self) -> int:
+        return len(self._calls)
+
     def next_number(self) -> int:
         """Give a number that no other call of the device has had."""
         return next(self._numbers)

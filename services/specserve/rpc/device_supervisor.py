@@ -1,10 +1,11 @@
-"""Keeps a replica's device running: starts it, restarts one that died, gives up in the end.
+"""Keeps a device running: starts it, restarts one that died or hangs, gives up in the end.
 
 Knows devices and a clock; knows no session and no stream.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -12,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from specserve.errors import PeerUnavailable, SpecServeError
 from specserve.model.device import Device
 from specserve.model.messages import EngineOutput
+from specserve.rpc.progress import DeviceProgress
 
 logger = logging.getLogger(__name__)
 
@@ -19,6 +21,9 @@ MAX_RESTARTS = 3
 """More device deaths than this within RESTART_WINDOW_S, and the replica reports itself failed."""
 
 RESTART_WINDOW_S = 60.0
+
+LOOKS = 8
+"""How often a device is looked at in the time that it may stand still."""
 
 
 class DeviceSupervisor:
@@ -31,14 +36,24 @@ class DeviceSupervisor:
         *,
         on_output: Callable[[EngineOutput], None],
         on_death: Callable[[], None],
+        is_working: Callable[[], bool],
+        restart_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Prepare.
+
+        Args:
+            is_working: says whether the device has calls to answer.
+            restart_s: how long it may stand still while it has.
+        """
         self.failure: str | None = None
         """Why there is no device to serve; None while there is one."""
         self._replica_id = replica_id
         self._start_device = start_device
         self._on_output = on_output
         self._on_death = on_death
+        self._is_working = is_working
+        self._restart_s = restart_s
         self._clock = clock
         self._device: Device | None = None
         self._deaths: list[float] = []
@@ -56,9 +71,9 @@ class DeviceSupervisor:
         self._device.on_output = self._on_output
 
     async def watch(self) -> None:
-        """Restart a device that died; returns when it has died too often or does not start."""
+        """Restart a device that died or hangs; returns when it did so too often, or in vain."""
         while True:
-            why = await self.device.failed
+            why = await self._end_of(self.device)
             now = self._clock()
             self._deaths = [t for t in self._deaths if now - t < RESTART_WINDOW_S] + [now]
             logger.error("device of %s died: %s", self._replica_id, why)
@@ -67,12 +82,25 @@ class DeviceSupervisor:
                 self.failure = f"the device died {len(self._deaths)} times, last: {why}"
                 return
             self.failure = f"the device is being restarted after: {why}"
+            await self.device.close()  # one that hangs still has its memory
             try:
                 await self.start()
             except SpecServeError as error:
                 self.failure = f"the device does not start again: {error}"
                 return
             self.failure = None
+
+    async def _end_of(self, device: Device) -> SpecServeError:
+        """Wait until a device has died, or has stood still with work for too long; say why."""
+        progress = DeviceProgress(self._restart_s, self._clock)
+        while not device.failed.done():
+            await asyncio.wait((device.failed,), timeout=self._restart_s / LOOKS)
+            if not self._is_working():
+                progress.restart()
+            progress.note(device.load)
+            if progress.stands_still:
+                return PeerUnavailable("device", f"no step for {self._restart_s:.0f} s")
+        return device.failed.result()
 
     async def close(self) -> None:
         """End the device, if one ever started."""

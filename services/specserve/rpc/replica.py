@@ -41,6 +41,7 @@ class ReplicaServer:
         wire: Wire,
         start_device: Callable[[], Awaitable[Device]],
         lease_s: float,
+        device_restart_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.replica_id = replica_id
@@ -48,14 +49,16 @@ class ReplicaServer:
         """When this replica stops, by `clock`; None while it does not drain."""
         self._wire = wire
         self._clock = clock
+        self._calls = CallTable()
         self._supervisor = DeviceSupervisor(
             replica_id,
             start_device,
             on_output=self._on_output,
             on_death=self._on_death,
+            is_working=lambda: bool(self._calls),
+            restart_s=device_restart_s,
             clock=clock,
         )
-        self._calls = CallTable()
         self._leases = Leases(lease_s, clock)
         self._streams: set[FrameStream] = set()
         self._num_held = 0

@@ -37,6 +37,8 @@ from specserve.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 
 INFO = ModelInfo("fake", "", "f", 32, 64, "float32", "cpu", 8, 16, 0, 0)
 LEASE_S = 10.0
+RESTART_S = 0.2
+"""By the setup's clock, which stands still; a hanging device is looked at more often than that."""
 
 
 class FakeDevice:
@@ -44,11 +46,23 @@ class FakeDevice:
 
     def __init__(self) -> None:
         self.info = INFO
+        self.num_looks = 0
+        """Times that somebody asked for the load."""
         self.load = EngineLoad(8, 8, 0, 0, 0)
         self.on_output: Any = None
         self.failed: asyncio.Future[SpecServeError] = asyncio.get_running_loop().create_future()
         self.sent: list[Message] = []
         self.is_closed = False
+
+    @property
+    def load(self) -> EngineLoad:
+        """The load that the test says it has."""
+        self.num_looks += 1
+        return self._load
+
+    @load.setter
+    def load(self, load: EngineLoad) -> None:
+        self._load = load
 
     async def start(self) -> None:
         """Nothing to load."""
@@ -129,14 +143,14 @@ def call(session_id: str = "s", call_id: int = 1, *, step: int = 1, k: int = 2) 
 class Setup:
     """A replica with fake devices and a clock that stands still."""
 
-    def __init__(self) -> None:
+    def __init__(self, restart_s: float = 1e6) -> None:
         self.now = 0.0
         self.devices: list[FakeDevice] = []
         self.refuse_start = False
         self.gate = asyncio.Event()
         self.gate.set()
         self.replica = ReplicaServer(
-            "draft-test", DraftWire(), self._start, LEASE_S, clock=lambda: self.now
+            "draft-test", DraftWire(), self._start, LEASE_S, restart_s, clock=lambda: self.now
         )
         self._clients: list[Client] = []
 
@@ -166,9 +180,9 @@ class Setup:
 
 
 @asynccontextmanager
-async def replica_setup() -> AsyncIterator[Setup]:
+async def replica_setup(restart_s: float = 1e6) -> AsyncIterator[Setup]:
     """Start a replica, stop it at the end."""
-    setup = Setup()
+    setup = Setup(restart_s)
     await setup.replica.start()
     try:
         yield setup
@@ -349,6 +363,49 @@ async def test_dead_device_is_restarted_and_its_calls_are_answered() -> None:
         assert setup.device is not dead
         setup.device.reply(await setup.opened(client, "c", 3))
         assert not (await client.answered(3))[2].HasField("error")
+
+
+async def test_device_that_hangs_with_calls_to_answer_is_started_anew() -> None:
+    """One that stands still is ended, its calls hear so, and the next one serves."""
+    async with replica_setup(RESTART_S) as setup:
+        client = setup.client()
+        await setup.opened(client)
+        hung = setup.device
+
+        def is_replaced() -> bool:
+            setup.now += RESTART_S
+            return setup.device is not hung
+
+        await eventually(is_replaced, "another device")
+        assert hung.is_closed
+        assert (await client.answered())[0].error.error == "SessionNotFound"
+        setup.device.reply(await setup.opened(client, "b", 2))
+        assert not (await client.answered(2))[1].HasField("error")
+        assert setup.replica.failure() is None
+
+
+async def test_device_that_is_slow_or_idle_is_left_alone_B169() -> None:
+    """A step may take long, but not for ever; and a device without work need not move at all."""
+    async with replica_setup(RESTART_S) as setup:
+        client, device = setup.client(), setup.device
+
+        async def looked_at() -> None:
+            seen = device.num_looks
+            await eventually(lambda: device.num_looks > seen + 1, "looked at")
+
+        await looked_at()
+        setup.now += 1000 * RESTART_S
+        await looked_at()
+        asked = await setup.opened(client)
+        for number in range(1, 6):
+            await looked_at()
+            setup.now += 0.9 * RESTART_S
+            device.load = EngineLoad(8, 8, 1, 0, number)
+        await looked_at()
+        assert setup.replica.failure() is None
+        device.reply(asked)
+        assert not (await client.answered())[0].HasField("error")
+        assert setup.devices == [device]
 
 
 async def test_device_that_keeps_dying_makes_the_replica_fail() -> None:
