@@ -1,0 +1,91 @@
+"""`make chaos`: break things for ten minutes, and check every token that comes out.
+
+Prints a table for each stage and exits non-zero when one did not pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import random
+import sys
+import time
+from collections.abc import Iterable
+
+from chaos.client import Client, toy_truth
+from chaos.cluster import TARGET, VOCAB_SIZE, Shape, running_cluster
+from chaos.faults import FAULTS
+from chaos.plan import draw
+from chaos.stage import requests_from, run_stage
+from chaos.tally import Tally
+from chaos.workload import make_request
+
+DEFAULT_S = 600.0
+PLAIN_SHARE, RAY_SHARE = 0.65, 0.22
+"""Of the time: plain processes, Ray; the embedded pair has the rest. Starts are not counted."""
+PLAIN_REQUESTS, PLAIN_FAULTS = 5000, 100
+"""Wanted in the default time; a shorter run is to do its share."""
+
+
+async def plain(seconds: float, seed: int, share: float) -> Tally:
+    """Break plain processes of a toy pair."""
+    tally = Tally(
+        "plain processes, toy pair",
+        num_requests_wanted=round(PLAIN_REQUESTS * share),
+        num_faults_wanted=round(PLAIN_FAULTS * share),
+        kinds=tuple(fault.kind for fault in FAULTS) if share >= 0.5 else (),
+    )
+    chance = random.Random(seed)
+    async with running_cluster(Shape()) as cluster:
+        client = Client(cluster.urls, toy_truth(TARGET))
+        try:
+            await run_stage(
+                cluster,
+                client,
+                requests_from(lambda c: make_request(c, VOCAB_SIZE), random.Random(seed + 1)),
+                draw(FAULTS, chance),
+                tally,
+                seconds=seconds,
+                per_s=1.4 * PLAIN_REQUESTS / (DEFAULT_S * PLAIN_SHARE),
+                pause_s=0.65 * DEFAULT_S * PLAIN_SHARE / PLAIN_FAULTS,
+                chance=chance,
+            )
+        finally:
+            await client.close()
+    return tally
+
+
+STAGES = {"plain": plain}
+SHARES = {"plain": PLAIN_SHARE}
+
+
+def main(arguments: Iterable[str]) -> int:
+    """Run the stages that were asked for."""
+    parser = argparse.ArgumentParser(prog="chaos", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=DEFAULT_S, help="of all stages together")
+    parser.add_argument("--seed", type=int, default=1, help="of the plan and of the load")
+    parser.add_argument("--stage", action="append", choices=STAGES, help="default: all of them")
+    parser.add_argument("--verbose", action="store_true", help="say each fault as it happens")
+    args = parser.parse_args(list(arguments))
+    logging.basicConfig(
+        level=logging.INFO if args.verbose else logging.WARNING,
+        format="%(asctime)s %(name)s: %(message)s",
+    )
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    share = args.seconds / DEFAULT_S
+    found = []
+    for name in args.stage or STAGES:
+        began = time.monotonic()
+        tally = asyncio.run(STAGES[name](args.seconds * SHARES[name], args.seed, share))
+        print(*tally.lines(), sep="\n")
+        print(f"  {'seconds':<34} {time.monotonic() - began:>7.0f}", flush=True)
+        found += [f"{tally.name}: {what}" for what in tally.faults_found()]
+    for what in found:
+        print(f"chaos: {what}")
+    print("chaos: failed" if found else "chaos: passed")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

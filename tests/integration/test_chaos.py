@@ -1,0 +1,66 @@
+"""Every kind of fault once, under load, on plain processes; `make chaos` does so for ten minutes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from chaos.client import Client, toy_truth
+from chaos.cluster import TARGET, VOCAB_SIZE, Shape, running_cluster
+from chaos.faults import FAULTS
+from chaos.stage import named, requests_from, run_stage
+from chaos.tally import Tally
+from chaos.workload import make_request
+
+# Of two targets one is always left alone, so that faults of targets come one after the other.
+KINDS = (
+    "target killed",
+    "orchestrator killed",
+    "draft slow",
+    "target frame twice",
+    "target hangs",
+    "gateway killed",
+    "draft device killed",
+    "orchestrator connection cut",
+    "target frames swapped",
+    "target ended by SIGTERM",
+    "draft hangs",
+    "orchestrator hangs",
+    "target connection cut",
+    "target replies lost",
+    "target device hangs",
+    "draft frame twice",
+    "draft connection cut",
+    "orchestrator ended by SIGTERM",
+    "target back with old sessions",
+    "target device killed",
+    "target frame lost and cut",
+)
+
+
+@pytest.mark.slow
+async def test_faults_of_all_kinds_cost_no_token_B151_B152_B154_B161_B163_B176() -> None:
+    """Every stream is whole and right, whatever is killed, stopped, cut, lost, repeated or swapped;
+    nothing is held in the end, no process had to be killed to end, and none fell by itself."""
+    shape = Shape(num_targets=2)
+    tally = Tally("short", kinds=KINDS)
+    async with running_cluster(shape) as cluster:
+        client = Client(cluster.urls, toy_truth(TARGET))
+        try:
+            await run_stage(
+                cluster,
+                client,
+                requests_from(lambda c: make_request(c, VOCAB_SIZE), random.Random(3)),
+                iter(named(FAULTS, KINDS)),
+                tally,
+                seconds=600,
+                per_s=8.0,
+                pause_s=0.3,
+                chance=random.Random(4),
+            )
+        finally:
+            await client.close()
+    print(*tally.lines(), sep="\n")
+    assert tally.faults_found() == []
+    assert tally.num_requests > len(KINDS)
