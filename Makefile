@@ -2,6 +2,7 @@
 #
 #   make bench ARGS="--help"                        arguments for the command behind a verb
 #   make test ARGS="-n 0 -k parity"                 the same, for pytest: here in one process
+#   make chaos CHAOS_SECONDS=60                     how long to break things, in seconds
 #   make validate K8S=my-cluster                    one folder of manifests; without it all overlays
 #   make gpu-check GPU_PYTHON=python3               the interpreter that has torch for the GPU
 #   make setup PYTHON=/path/to/python3.12           another interpreter (3.11 or newer)
@@ -24,6 +25,7 @@ PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,\
 	$(if $(shell $(name) -c 'import sys; print("yes" * (sys.version_info >= (3, 11)))' 2>/dev/null),$(name))))
 TORCH ?= torch==2.13.0
 PIP_TORCH_ARGS ?=
+CHAOS_SECONDS ?= 600
 # Modules are compiled when they are first imported: most of them never are.
 PIP_ARGS := --quiet --disable-pip-version-check --no-compile
 BUF_VERSION ?= 1.75.0
@@ -41,7 +43,7 @@ TEST_DIRS := tests/integration tests/distribution tests/deploy tests/contract te
 # Two files at a time, a processor each: most of a long test is waiting for processes that it started.
 PYTEST_FLAGS := -q --durations=15 --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo serve test check format protos bench parity distribution matrix fuzz reference render validate pin-digests rehearsal console-check gpu-check clean
+.PHONY: help setup demo serve test check format protos bench parity distribution matrix fuzz reference render validate pin-digests chaos rehearsal console-check gpu-check clean
 
 help: ## List the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -103,6 +105,9 @@ validate: $(INSTALLED) ## Check manifests: K8S=k8s/overlays/gpu-pools, or a fold
 
 pin-digests: $(INSTALLED) ## Add to the image tags of deploy/ what they mean in the registry now (asks Docker)
 	$(BIN)/python deploy/pin_digests.py
+
+chaos: $(INSTALLED) ## Break processes under load and check every token; CHAOS_SECONDS=600
+	OMP_NUM_THREADS=1 PYTHONPATH=services:tests $(BIN)/python -m chaos --seconds $(CHAOS_SECONDS) $(ARGS)
 
 rehearsal: $(INSTALLED) ## Several Ray nodes on this machine with the rendered config; an install in a bare directory
 	SPECSERVE_REHEARSAL=1 $(BIN)/python -m pytest -q -s $(ARGS) tests/rehearsal

@@ -27,10 +27,6 @@ from specserve.tools.local_process import LocalService, launch
 VOCAB_SIZE = 64
 TARGET = f"toy:vocab_size={VOCAB_SIZE},seed=7"
 DRAFT = f"{TARGET},noise=0.6,noise_seed=1"
-LEASE_S = 5.0
-HANG_S = 3.0
-"""A device, or an orchestrator, that is silent for so long counts as lost."""
-CALL_TIMEOUT_S = 8.0
 READY_TIMEOUT_S = 60.0
 
 
@@ -75,6 +71,17 @@ class _GatedReader:
         return data
 
 
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """After how long something counts as lost."""
+
+    lease_s: float = 5.0
+    hang_s: float = 3.0
+    """Of a device, or an orchestrator, that is silent."""
+    call_s: float = 8.0
+    """Of a verify call without an answer."""
+
+
 @dataclass(slots=True)
 class Member:
     """One service, whichever process it is at present."""
@@ -86,6 +93,7 @@ class Member:
     process: LocalService | None = None
     frames: FrameProxy | None = None
     line: LineProxy | None = None
+    timing: Timing = field(default_factory=Timing)
     is_faulted: bool = False
     """A fault has it in its hands."""
     faulted_at: float = 0.0
@@ -131,6 +139,7 @@ class Shape:
     num_gateways: int = 2
     step_ms: float = 12.0
     has_proxies: bool = True
+    timing: Timing = Timing()
     target: str = TARGET
     draft: str = DRAFT
     engine_flags: tuple[str, ...] = ("--max-model-len=4096", "--num-kv-blocks=2048")
@@ -224,7 +233,7 @@ async def running_cluster(shape: Shape) -> AsyncIterator[Cluster]:
             return port.number
 
         stack.push_async_callback(cluster.stop)
-        server = (f"--lease-s={LEASE_S}", "--drain-deadline-s=8")
+        server = (f"--lease-s={shape.timing.lease_s}", "--drain-deadline-s=8")
         speculative = f'{{"model": "{shape.draft},step_ms=1", "num_speculative_tokens": 4}}'
         is_toy = shape.target.startswith("toy:")
         if not is_toy:
@@ -243,10 +252,10 @@ async def running_cluster(shape: Shape) -> AsyncIterator[Cluster]:
             for number, member in enumerate(members)
         ]
         timing = (
-            f"--device-hang-s={HANG_S}",
+            f"--device-hang-s={shape.timing.hang_s}",
             "--heartbeat-s=0.5",
             "--draft-timeout-s=0.5",
-            f"--target-timeout-s={CALL_TIMEOUT_S}",
+            f"--target-timeout-s={shape.timing.call_s}",
         )
         fronts = []
         for number in range(shape.num_orchestrators):
@@ -260,12 +269,13 @@ async def running_cluster(shape: Shape) -> AsyncIterator[Cluster]:
             flags = (
                 f"--tokenizer={shape.target}",
                 *fronts,
-                f"--orchestrator-hang-s={HANG_S}",
+                f"--orchestrator-hang-s={shape.timing.hang_s}",
                 "--failover-timeout-s=60",
                 "--shutdown-grace-s=10",
             )
             cluster.gateways.append(Member(f"gateway-{number}", "gateway", hold_port(), flags))
         for member in cluster.members:
+            member.timing = shape.timing
             await member.start()
         await asyncio.gather(*(member.running.wait_ready() for member in cluster.members))
         await _until_known(cluster)

@@ -14,7 +14,7 @@ import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from chaos.cluster import CALL_TIMEOUT_S, HANG_S, LEASE_S, Member
+from chaos.cluster import Member
 from helpers.waiting import eventually
 
 Harm = Callable[[Member, random.Random], Awaitable[None]]
@@ -84,11 +84,11 @@ async def _pause(pid: int | None, seconds: float) -> None:
 
 async def _hang(member: Member, chance: random.Random) -> None:
     """Stop the process until it must have been found out, then let it come back as it was."""
-    await _pause(member.running.pid, 1.5 * HANG_S + chance.random())
+    await _pause(member.running.pid, 1.5 * member.timing.hang_s + chance.random())
 
 
 async def _hang_device(member: Member, chance: random.Random) -> None:
-    await _pause(member.device_pid(), 1.5 * HANG_S + chance.random())
+    await _pause(member.device_pid(), 1.5 * member.timing.hang_s + chance.random())
 
 
 async def _slow(member: Member, chance: random.Random) -> None:
@@ -118,7 +118,7 @@ async def _partition(member: Member, chance: random.Random) -> None:
     """Pass nothing until its sessions have left, then everything: it comes back with old ones."""
     assert member.line is not None
     member.line.stall()
-    await asyncio.sleep(min(1.3 * HANG_S, 0.9 * LEASE_S))
+    await asyncio.sleep(min(1.3 * member.timing.hang_s, 0.9 * member.timing.lease_s))
     member.line.flow()
 
 
@@ -126,7 +126,7 @@ async def _blink(member: Member, chance: random.Random) -> None:
     """Hold everything back for less than anybody would notice."""
     assert member.line is not None
     member.line.stall()
-    await asyncio.sleep(0.3 * HANG_S * chance.random())
+    await asyncio.sleep(0.3 * member.timing.hang_s * chance.random())
     member.line.flow()
 
 
@@ -142,7 +142,7 @@ def _frame(fault: str) -> Harm:
         if proxy.num_spoiled == before:
             raise MissedError(f"no frame of {member.name} came by")
         # What was lost is asked for anew only when the call's time is over.
-        await asyncio.sleep(CALL_TIMEOUT_S if fault == "lose" else 0.3)
+        await asyncio.sleep(member.timing.call_s if fault == "lose" else 0.3)
 
     return harm
 

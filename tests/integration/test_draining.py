@@ -21,6 +21,7 @@ from helpers.pair import (
     running_pair,
 )
 from helpers.waiting import eventually
+from specserve.rpc import codec
 from specserve.rpc.channel import open_channel
 from specserve.rpc.replica_service import ReplicaService
 from specserve.rpc.v1 import generation_pb2, generation_pb2_grpc
@@ -175,6 +176,69 @@ async def test_live_sessions_leave_a_draining_draft(rule: str) -> None:
         assert other.replica.num_sessions == 1
         plain = make_request(rule=rule, max_tokens=len(answer.token_ids), k=0)
         assert (await pair.generate(plain)).token_ids == answer.token_ids
+
+
+NEW_TARGET = "toy:vocab_size=48,seed=8,step_ms=3"
+
+
+async def test_rolling_update_of_weights_fails_nothing_and_mixes_no_text() -> None:
+    """Targets of other weights come, the old ones drain one by one, requests go on all the while:
+    each is answered whole, by one model alone; streams that had begun end on the old one."""
+    async with running_pair(SLOW_TARGET) as pair:
+        assert pair.draft is not None
+        second, *new = [await make_target(model) for model in (SLOW_TARGET, NEW_TARGET, NEW_TARGET)]
+        pair.owned += [second, *new]
+        know(pair, [pair.target, second], [pair.draft])
+        served = pair.orchestrator.pair
+        await eventually(lambda: len(served.targets.usable()) == 2, "both old ones are usable")
+        longest = [pair.blocks(make_request([number] * 9, max_tokens=150)) for number in (1, 2)]
+        answers = [Generated() for _ in longest]
+        for call, answer in zip(longest, answers, strict=True):
+            await pair.take(call, answer, 5)
+
+        finished: list[Generated] = []
+        is_over = False
+
+        async def keep_asking() -> None:
+            while not is_over:
+                finished.append(await pair.generate(make_request(max_tokens=12)))
+
+        asking = [asyncio.create_task(keep_asking()) for _ in range(3)]
+        know(pair, [pair.target, second, *new], [pair.draft])
+        await eventually(lambda: len(served.targets.refusals) == 2, "new ones wait for their turn")
+        for old in (pair.target, second):
+            await old.drain(DEADLINE_S)
+        know(pair, new, [pair.draft])
+        for call, answer in zip(longest, answers, strict=True):
+            await pair.finish(call, answer)
+        await eventually(lambda: len(served.targets.usable()) == 2, "both new ones are usable")
+        count = len(finished)
+        await eventually(lambda: len(finished) > count + 6, "requests go on")
+        is_over = True
+        await asyncio.gather(*asking)
+    for number, answer in zip((1, 2), answers, strict=True):
+        assert answer.token_ids == greedy_tokens(TARGET, [number] * 9, 150)
+    texts = [tuple(greedy_tokens(model, PROMPT, 12)) for model in (TARGET, NEW_TARGET)]
+    given = [tuple(answer.token_ids) for answer in finished]
+    assert set(given) == set(texts)
+    assert given[-1] == texts[1]
+
+
+async def test_text_is_not_carried_over_to_another_model() -> None:
+    """A stream whose orchestrator was lost goes on only where the same weights are served."""
+    async with running_pair(TARGET) as pair:
+        request = make_request(max_tokens=20)
+        first = await anext(aiter(pair.blocks(request)))
+        request.committed_token_ids = first.token_ids
+        request.target_identity = first.target_identity
+        rest = await pair.generate(request)
+        begun = list(codec.unpack_ids(first.token_ids, ""))
+        assert begun + rest.token_ids == greedy_tokens(TARGET, PROMPT, 20)
+
+        request.target_identity = first.target_identity.replace("float32", "bfloat16")
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await pair.generate(request)
+        assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
 
 
 async def test_process_told_to_stop_ends_while_its_streams_go_on() -> None:

@@ -443,6 +443,9 @@ async def test_no_text_is_ever_made_of_two_models() -> None:
         assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
         assert generated.token_ids == greedy_tokens(TARGET, (5, 6, 7), len(generated.token_ids))
 
-        await eventually(targets.usable, "the new model serves once nothing runs")
+        present = pair.orchestrator.pair
+        await eventually(
+            lambda: len(present.targets.usable()) == 1, "the new model serves once nothing runs"
+        )
         answer = await pair.generate(make_request(max_tokens=12))
         assert answer.token_ids == greedy_tokens("toy:vocab_size=48,seed=8", (5, 6, 7), 12)

@@ -70,6 +70,7 @@ class GrpcBackend:
         ends_at = loop.time() + request.timeout_s if request.timeout_s else None
         committed = bytearray(request.committed_token_ids)
         num_prompt_logprobs = request.num_prompt_logprobs_received
+        target_identity = request.target_identity
         origins: list[TokenOrigin] = []
         rounds: list[Round] = []
         pause_s = FIRST_PAUSE_S
@@ -80,6 +81,8 @@ class GrpcBackend:
             attempt.CopyFrom(request)
             attempt.committed_token_ids = bytes(committed)
             attempt.num_prompt_logprobs_received = num_prompt_logprobs
+            if committed or num_prompt_logprobs:
+                attempt.target_identity = target_identity
             if ends_at is not None:
                 attempt.timeout_s = max(ends_at - loop.time(), 0.001)
             # Tokens and rounds whose record went with their orchestrator.
@@ -92,6 +95,7 @@ class GrpcBackend:
                         member.heard()
                         num_prompt_logprobs += len(response.prompt_logprobs)
                         committed += response.token_ids
+                        target_identity = target_identity or response.target_identity
                         origins += unpack_origins(response.origins)
                         rounds += unpack_rounds(response)
                         if lost_origins and response.HasField("record"):

@@ -16,6 +16,7 @@ def join(first: generation_pb2.GenerateResponse, second: generation_pb2.Generate
     first.prompt_logprobs.extend(second.prompt_logprobs)
     first.token_ids += second.token_ids
     first.text += second.text
+    first.target_identity = first.target_identity or second.target_identity
     first.logprobs.extend(second.logprobs)
     first.origins.extend(second.origins)
     first.per_round_drafted.extend(second.per_round_drafted)

@@ -78,6 +78,7 @@ class Pair:
         self.targets.update(targets)
         if self.drafts is not None:
             self.drafts.update(drafts)
+        self._changed.set()
 
     @property
     def max_model_len(self) -> int:
@@ -135,24 +136,36 @@ class Pair:
         while True:
             await self._changed.wait()
             self._changed.clear()
+            if self.targets.refusals and self._may_change_model():
+                # What was refused for the sake of the old model may take its place now.
+                self.targets.forget_refusals()
             for link in self.targets.unchecked():
-                await self._check(self.targets, link, self._check_target)
+                await self._check(link, self._check_target, self._target_pool)
             if self.drafts is not None and self.vocabulary is not None:
                 for draft_link in self.drafts.unchecked():
-                    await self._check(self.drafts, draft_link, self._check_draft)
+                    await self._check(draft_link, self._check_draft, self._draft_pool)
+
+    def _target_pool(self) -> Pool[Any, Any]:
+        return self.targets  # another one after a check has changed the model
+
+    def _draft_pool(self) -> Pool[Any, Any]:
+        if self.drafts is None:
+            raise RuntimeError("a draft was checked where none is asked")
+        return self.drafts
 
     async def _check(
         self,
-        pool: Pool[Any, Any],
         link: FrameLink[Any, Any],
         check: Callable[[FrameLink[Any, Any]], Awaitable[SpecServeError | None]],
+        pool: Callable[[], Pool[Any, Any]],
     ) -> None:
         """Approve or refuse one replica; one that does not answer keeps no other waiting."""
         asked = model_of(link).replica_id
         try:
             error = await check(link)
         except grpc.aio.AioRpcError as failure:
-            logger.info("%s %s could not be checked yet: %s", pool.kind.pool, link.address, failure)
+            kind = pool().kind.pool
+            logger.info("%s %s could not be checked yet: %s", kind, link.address, failure)
             asyncio.get_running_loop().call_later(RETRY_S, self._changed.set)
             return
         except SpecServeError as failure:
@@ -160,28 +173,43 @@ class Pair:
         if model_of(link).replica_id != asked:
             self._changed.set()  # another process has taken the address meanwhile
         elif error is None:
-            pool.approve(link)
+            pool().approve(link)
         else:
-            pool.refuse(link, str(error))
+            pool().refuse(link, str(error))
 
     async def _check_target(self, link: FrameLink[Any, Any]) -> SpecServeError | None:
         """Let only one model be the pool's: a session may move to any of its replicas.
 
-        Another model takes its place once nothing is running and none of the old one is left.
+        Another one takes its place where the old one's replicas all drain or are gone. Requests
+        that are under way keep the old pool, and end on the replicas that they are on.
         """
         identity = TargetIdentity.of(model_of(link))
-        if self._identity is not None and identity != self._identity:
-            if self._num_requests or self.targets.usable():
-                replica_id = model_of(link).replica_id
-                return ModelMismatch(replica_id, str(identity), str(self._identity))
-            logger.warning("the target is now %s, it was %s", identity, self._identity)
-            self.vocabulary = None
-            if self.drafts is not None:
-                self.drafts.forget_verdicts()
-        if self.vocabulary is None:
-            self.vocabulary = await fetch_vocabulary(link)
-        self._identity = identity
+        changes = self._identity is not None and identity != self._identity
+        if changes and not self._may_change_model():
+            return ModelMismatch(model_of(link).replica_id, str(identity), str(self._identity))
+        if changes or self.vocabulary is None:
+            vocabulary = await fetch_vocabulary(link)
+            if changes:
+                logger.warning("the target is now %s, it was %s", identity, self._identity)
+                self.targets = self.targets.renew()
+                if self.drafts is not None:
+                    self.drafts.forget_verdicts()
+            self.vocabulary = vocabulary
+        self._identity, self.targets.identity = identity, identity.key
         return None
+
+    def _may_change_model(self) -> bool:
+        """Say whether none of the pool's present model is to be expected any more.
+
+        A replica that is only lost may come back for what runs on it; one that drains will not.
+        """
+        if self.targets.usable():
+            return False
+        return self._num_requests == 0 or not any(
+            TargetIdentity.of(link.model) == self._identity
+            for link in self.targets.links.values()
+            if link.model is not None and not link.draining and not link.retired
+        )
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -191,9 +219,7 @@ class Pair:
             yield
         finally:
             self._num_requests -= 1
-            if self._num_requests == 0 and self.targets.refusals and not self.targets.usable():
-                # What was refused for the sake of running requests may serve the next ones.
-                self.targets.forget_verdicts()
+            if self._num_requests == 0 and self.targets.refusals:
                 self._changed.set()
 
     async def _check_draft(self, link: FrameLink[Any, Any]) -> SpecServeError | None:

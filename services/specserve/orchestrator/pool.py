@@ -6,6 +6,7 @@ Knows links and loads; knows no request.
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
@@ -16,6 +17,7 @@ from specserve.orchestrator.routing import Candidate, Demand, choose
 from specserve.rpc.codec import PROTOCOL_VERSION
 from specserve.rpc.link import FrameLink
 from specserve.rpc.link_kind import LinkKind
+from specserve.rpc.protocol import is_spoken
 from specserve.rpc.tls import MutualTls
 from specserve.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 
@@ -54,12 +56,16 @@ class Pool(Generic[CallT, ReplyT]):
     ) -> None:
         self.kind = kind
         self.links: dict[str, FrameLink[CallT, ReplyT]] = {}
+        self.identity = ""
+        """What all of them serve, as one word; empty where they need not serve the same."""
+        self.newer: Pool[CallT, ReplyT] | None = None
+        """What took this pool's place, with another model; None while it is the present one."""
         self.refusals: dict[str, str] = {}
         """replica_id -> why it is not used, although it answers."""
         self.approved: set[str] = set()
         """replica_ids that were compared with the pair and may be used."""
         self.check: Callable[[FrameLink[CallT, ReplyT]], None] = lambda link: None
-        """Called when a link (re)connects; it leads to `approve` or `refuse`."""
+        """Called when a link changes; for a new replica it leads to `approve` or `refuse`."""
         self.on_load: Callable[[], None] = lambda: None
         """Called when a replica reports its load, and when the set of usable ones changes."""
         self._heartbeat_s = heartbeat_s
@@ -68,6 +74,7 @@ class Pool(Generic[CallT, ReplyT]):
         self._tls = tls
         self._changed = asyncio.Event()
         self._closing: set[asyncio.Task[None]] = set()
+        self._older: Pool[CallT, ReplyT] | None = None
 
     def update(self, addresses: Sequence[str]) -> None:
         """Know exactly these replicas; links to others are closed once they hold no session."""
@@ -82,13 +89,32 @@ class Pool(Generic[CallT, ReplyT]):
                     hang_s=self._hang_s,
                     tls=self._tls,
                 )
-                link.on_change = lambda link=link: self._on_change(link)  # type: ignore[misc]
+                self._listen_to(link)
                 link.on_load = self._load_came
                 self.links[address] = link
                 link.start()
         for address in set(self.links) - set(addresses):
             self.links[address].retired = True
             self._drop_if_idle(self.links[address])
+
+    def _listen_to(self, link: FrameLink[CallT, ReplyT]) -> None:
+        link.on_change = lambda: self._on_change(link)
+
+    def renew(self) -> Pool[CallT, ReplyT]:
+        """Let another model take over: return a pool of the same links, none of them approved yet.
+
+        Whoever holds this pool keeps to the replicas that were approved here, and is left with none
+        in the end.
+        """
+        newer = copy.copy(self)
+        newer.approved, newer.refusals, newer.identity = set(), {}, ""
+        newer._changed = asyncio.Event()
+        newer._older = self
+        self.newer = newer
+        for link in self.links.values():
+            newer._listen_to(link)
+        self.notify()
+        return newer
 
     def _drop_if_idle(self, link: FrameLink[CallT, ReplyT]) -> None:
         """Close a link that is no longer listed, once its sessions have ended or it is lost."""
@@ -102,17 +128,20 @@ class Pool(Generic[CallT, ReplyT]):
 
     def _on_change(self, link: FrameLink[CallT, ReplyT]) -> None:
         self._drop_if_idle(link)
-        if link.connected and link.model is not None:
-            model = link.model
-            if not PROTOCOL_VERSION - 1 <= model.protocol_version <= PROTOCOL_VERSION + 1:
-                theirs = model.protocol_version
-                error = ProtocolMismatch(model.replica_id, theirs, PROTOCOL_VERSION)
-                self.refuse(link, str(error))
-            self.check(link)
+        if link.connected:
+            self._refuse_protocol(link)
+        self.check(link)
         self.notify()
 
     def _load_came(self) -> None:
         self.on_load()
+
+    def _refuse_protocol(self, link: FrameLink[CallT, ReplyT]) -> None:
+        """Refuse a replica more than one protocol version away."""
+        model = link.model
+        if model is not None and not is_spoken(model.protocol_version):
+            error = ProtocolMismatch(model.replica_id, model.protocol_version, PROTOCOL_VERSION)
+            self.refuse(link, str(error))
 
     def unchecked(self) -> list[FrameLink[CallT, ReplyT]]:
         """List connected links that were neither approved nor refused yet."""
@@ -142,6 +171,13 @@ class Pool(Generic[CallT, ReplyT]):
         self.approved.clear()
         self.refusals.clear()
 
+    def forget_refusals(self) -> None:
+        """Compare the refused ones anew, but for those that speak another protocol."""
+        self.refusals.clear()
+        for link in self.links.values():
+            if link.connected:
+                self._refuse_protocol(link)
+
     def _forget_gone(self) -> None:
         """Keep no verdict on a replica that no link leads to any more."""
         present = {link.model.replica_id for link in self.links.values() if link.model}
@@ -158,6 +194,8 @@ class Pool(Generic[CallT, ReplyT]):
         self._changed.set()
         self._changed = asyncio.Event()
         self.on_load()
+        if self._older is not None:
+            self._older.notify()
 
     def usable(self) -> list[FrameLink[CallT, ReplyT]]:
         """List the links that may open sessions now."""
@@ -206,7 +244,7 @@ class Pool(Generic[CallT, ReplyT]):
     async def wait_for_one(
         self, timeout_s: float, demand: Demand, avoid: Collection[str] = ()
     ) -> FrameLink[CallT, ReplyT] | None:
-        """Wait until a replica can be chosen; None when the time is over."""
+        """Wait until a replica can be chosen; None when the time is over, or a newer pool is in."""
         await self.wait_usable(timeout_s)
         return self.choose(demand, avoid)
 
@@ -235,7 +273,7 @@ class Pool(Generic[CallT, ReplyT]):
         end = loop.time() + timeout_s
         while not self.usable():
             left = end - loop.time()
-            if left <= 0:
+            if left <= 0 or self.newer is not None:
                 return False
             changed = self._changed
             try:

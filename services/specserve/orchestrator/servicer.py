@@ -31,10 +31,11 @@ from specserve.orchestrator.proposers import Proposers
 from specserve.orchestrator.request_length import RequestLength
 from specserve.orchestrator.request_state import RequestState
 from specserve.orchestrator.responses import block_response, nothing_decoded, record_message
+from specserve.orchestrator.routing import Demand
 from specserve.orchestrator.synthetic import synthetic_acceptance
 from specserve.orchestrator.target_session import TargetSession
 from specserve.orchestrator.trimming import Trimmer
-from specserve.orchestrator.vocabulary import Vocabulary
+from specserve.orchestrator.vocabulary import Vocabulary, check_same_model
 from specserve.rpc import codec
 from specserve.rpc.v1 import common_pb2, generation_pb2, generation_pb2_grpc
 from specserve.speculation.length_choice import SpeculationMode
@@ -68,7 +69,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             max_running=config.max_num_requests,
             max_waiting=config.max_num_waiting,
             timeout_s=config.queue_timeout_s,
-            has_room=pair.targets.has_room,
+            has_room=self._has_room,
         )
         pair.targets.on_load = self.queue.look
         self._tracer = trace.get_tracer("specserve.orchestrator")
@@ -83,6 +84,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     def num_waiting(self) -> int:
         """Choices that wait to be admitted."""
         return self.queue.num_waiting
+
+    def _has_room(self, demand: Demand, priority: int) -> bool:
+        return self._pair.targets.has_room(demand, priority)  # another pool once the model changed
 
     async def Generate(  # noqa: N802 - the contract's name
         self, request: generation_pb2.GenerateRequest, context: Context
@@ -172,14 +176,22 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         )
         async with aclosing(scores) as blocks:
             async for logprobs in blocks:
-                outbox.put(generation_pb2.GenerateResponse(prompt_logprobs=logprobs))
+                identity = request.target_identity = self._pair.targets.identity
+                outbox.put(
+                    generation_pb2.GenerateResponse(
+                        prompt_logprobs=logprobs, target_identity=identity
+                    )
+                )
 
     def _open_target(
         self, state: RequestState, request: generation_pb2.GenerateRequest
     ) -> TargetSession:
+        targets = self._pair.targets  # those of now: the wait may have seen another model come
+        if request.target_identity:
+            check_same_model(request.target_identity, targets.identity)
         return TargetSession(
             state,
-            self._pair.targets,
+            targets,
             _opening(state, request),
             call_timeout_s=self._config.target_timeout_s,
             reopen_timeout_s=self._config.reopen_timeout_s,
@@ -209,11 +221,14 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             vocab_size=vocabulary.table.vocab_size,
             synthetic=self._synthetic,
         )
+        is_first = True
         try:
             async with aclosing(decoder.decode()) as rounds:
                 async for committed in rounds:
                     self.num_rounds += 1
                     response = block_response(committed, origins=request.include_origins)
+                    if is_first:
+                        response.target_identity, is_first = target.identity, False
                     if committed.emission.finish_reason is not None:
                         # Free the KV before anything else; a slow reader holds none of it.
                         decoder.close()

@@ -16,6 +16,7 @@ from specserve.errors import (
     CacheMismatch,
     CapacityExhausted,
     Draining,
+    ModelMismatch,
     PeerUnavailable,
     Preempted,
     SessionNotFound,
@@ -76,6 +77,11 @@ class TargetSession:
         self._departure = TargetDeparture(state, pool, clock)
 
     @property
+    def identity(self) -> str:
+        """What makes the text: that of the pool that the session is opened in."""
+        return self._pool.identity
+
+    @property
     def link(self) -> TargetLink | None:
         """The replica that the session is on; None before it is opened anywhere."""
         return self._attachment.link if self._attachment else None
@@ -87,6 +93,7 @@ class TargetSession:
 
         Raises:
             PeerUnavailable: no target answered within the reopen timeout.
+            ModelMismatch: the targets that could go on with the text are gone for good.
             SpecServeError: the request itself cannot go on (NonFiniteLogits, InvalidProposal).
         """
         self._leave_draining()
@@ -165,11 +172,26 @@ class TargetSession:
         if self._attachment is None:
             timeout_s = self._reopen_timeout_s
             left = timeout_s if deadline is None else max(0.0, deadline - self._clock())
-            link = await self._pool.wait_for_one(left, self._state.demand, avoid)
+            demand = self._state.demand
+            link = await self._pool.wait_for_one(left, demand, avoid)
+            while link is None and self._pool.newer is not None:
+                self._change_pool(self._pool.newer)
+                link = await self._pool.wait_for_one(left, demand, avoid)
             if link is None:
                 raise PeerUnavailable("target", f"no replica was usable for {timeout_s} s")
             self._attachment = self._on(link)
         return self._attachment
+
+    def _change_pool(self, newer: Pool[target_pb2.VerifyCall, target_pb2.VerifyReply]) -> None:
+        """Go on with the model that took this one's place, if nothing was said by the old one.
+
+        Raises:
+            ModelMismatch: the text has begun.
+        """
+        if self._state.num_output_tokens:
+            raise ModelMismatch("the target pool", newer.identity, self._pool.identity)
+        self._pool = newer
+        self._departure = TargetDeparture(self._state, newer, self._clock)
 
     def _on(self, link: TargetLink) -> TargetAttachment:
         opening = common_pb2.SessionOpening()

@@ -9,7 +9,7 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
-from specserve.errors import SpecServeError, VocabularyMismatch
+from specserve.errors import ModelMismatch, SpecServeError, VocabularyMismatch
 from specserve.model.token_table import TokenTable
 from specserve.orchestrator.pool import model_of
 from specserve.rpc import codec
@@ -44,8 +44,23 @@ class TargetIdentity:
         """Read a replica's identity."""
         return TargetIdentity(model.weights_fingerprint, model.dtype, model.vocab_fingerprint)
 
+    @property
+    def key(self) -> str:
+        """All of it as one word."""
+        return f"{self.weights_fingerprint}/{self.dtype}/{self.vocab_fingerprint}"
+
     def __str__(self) -> str:
         return f"weights {self.weights_fingerprint[:12]} in {self.dtype}"
+
+
+def check_same_model(begun_by: str, identity: str) -> None:
+    """Refuse to go on with another model's text.
+
+    Raises:
+        ModelMismatch: it was begun by another.
+    """
+    if begun_by != identity:
+        raise ModelMismatch("the target pool", identity, begun_by)
 
 
 async def fetch_vocabulary(link: FrameLink[Any, Any]) -> Vocabulary:

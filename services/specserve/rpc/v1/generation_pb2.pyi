@@ -55,7 +55,7 @@ SPECULATION_MODE_ON: SpeculationMode
 SPECULATION_MODE_AUTO: SpeculationMode
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "committed_token_ids", "sampling", "max_tokens", "num_speculative_tokens_plus_one", "stop", "stop_token_ids", "ignore_eos", "tenant_salt", "priority", "timeout_s", "include_origins", "include_special_tokens", "speculative_method", "num_prompt_logprobs_plus_one", "num_prompt_logprobs_received")
+    __slots__ = ("request_id", "prompt_token_ids", "committed_token_ids", "sampling", "max_tokens", "num_speculative_tokens_plus_one", "stop", "stop_token_ids", "ignore_eos", "tenant_salt", "priority", "timeout_s", "include_origins", "include_special_tokens", "speculative_method", "num_prompt_logprobs_plus_one", "num_prompt_logprobs_received", "target_identity")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +73,7 @@ class GenerateRequest(_message.Message):
     SPECULATIVE_METHOD_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_LOGPROBS_PLUS_ONE_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_LOGPROBS_RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    TARGET_IDENTITY_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_token_ids: bytes
     committed_token_ids: bytes
@@ -90,10 +91,11 @@ class GenerateRequest(_message.Message):
     speculative_method: SpeculativeMethod
     num_prompt_logprobs_plus_one: int
     num_prompt_logprobs_received: int
-    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., committed_token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., num_speculative_tokens_plus_one: _Optional[int] = ..., stop: _Optional[_Iterable[bytes]] = ..., stop_token_ids: _Optional[bytes] = ..., ignore_eos: _Optional[bool] = ..., tenant_salt: _Optional[bytes] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., include_origins: _Optional[bool] = ..., include_special_tokens: _Optional[bool] = ..., speculative_method: _Optional[_Union[SpeculativeMethod, str]] = ..., num_prompt_logprobs_plus_one: _Optional[int] = ..., num_prompt_logprobs_received: _Optional[int] = ...) -> None: ...
+    target_identity: str
+    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., committed_token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., num_speculative_tokens_plus_one: _Optional[int] = ..., stop: _Optional[_Iterable[bytes]] = ..., stop_token_ids: _Optional[bytes] = ..., ignore_eos: _Optional[bool] = ..., tenant_salt: _Optional[bytes] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., include_origins: _Optional[bool] = ..., include_special_tokens: _Optional[bool] = ..., speculative_method: _Optional[_Union[SpeculativeMethod, str]] = ..., num_prompt_logprobs_plus_one: _Optional[int] = ..., num_prompt_logprobs_received: _Optional[int] = ..., target_identity: _Optional[str] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("token_ids", "text", "logprobs", "origins", "finish_reason", "stop_index_plus_one", "record", "per_round_drafted", "per_round_proposer", "prompt_logprobs")
+    __slots__ = ("token_ids", "text", "logprobs", "origins", "finish_reason", "stop_index_plus_one", "record", "per_round_drafted", "per_round_proposer", "prompt_logprobs", "target_identity")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
@@ -104,6 +106,7 @@ class GenerateResponse(_message.Message):
     PER_ROUND_DRAFTED_FIELD_NUMBER: _ClassVar[int]
     PER_ROUND_PROPOSER_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TARGET_IDENTITY_FIELD_NUMBER: _ClassVar[int]
     token_ids: bytes
     text: bytes
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
@@ -114,7 +117,8 @@ class GenerateResponse(_message.Message):
     per_round_drafted: _containers.RepeatedScalarFieldContainer[int]
     per_round_proposer: _containers.RepeatedScalarFieldContainer[SpeculativeMethod]
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
-    def __init__(self, token_ids: _Optional[bytes] = ..., text: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., origins: _Optional[_Iterable[_Union[TokenOrigin, str]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., stop_index_plus_one: _Optional[int] = ..., record: _Optional[_Union[SpeculationRecord, _Mapping]] = ..., per_round_drafted: _Optional[_Iterable[int]] = ..., per_round_proposer: _Optional[_Iterable[_Union[SpeculativeMethod, str]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
+    target_identity: str
+    def __init__(self, token_ids: _Optional[bytes] = ..., text: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., origins: _Optional[_Iterable[_Union[TokenOrigin, str]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., stop_index_plus_one: _Optional[int] = ..., record: _Optional[_Union[SpeculationRecord, _Mapping]] = ..., per_round_drafted: _Optional[_Iterable[int]] = ..., per_round_proposer: _Optional[_Iterable[_Union[SpeculativeMethod, str]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., target_identity: _Optional[str] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("logprob", "top_token_ids", "top_logprobs")
