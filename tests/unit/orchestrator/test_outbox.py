@@ -27,6 +27,7 @@ async def test_blocks_that_wait_together_are_joined_in_order() -> None:
     last.finish_reason = generation_pb2.FINISH_REASON_STOP
     last.stop_index_plus_one = 2
     last.record.num_spec_steps = 7
+    last.target_identity = "weights"
     outbox.put(last)
     outbox.close()
 
@@ -35,6 +36,7 @@ async def test_blocks_that_wait_together_are_joined_in_order() -> None:
     assert joined is not None
     assert codec.unpack_ids(joined.token_ids, "token_ids") == (1, 2, 3)
     assert joined.text == b"abc"
+    assert joined.target_identity == "weights"
     assert [entry.logprob for entry in joined.logprobs] == [-1.0, -2.0, -3.0]
     assert len(joined.origins) == 3
     assert list(joined.per_round_drafted) == [2, 1]
