@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import logging
 import random
 import sys
@@ -17,6 +18,7 @@ from chaos.client import Client, toy_truth
 from chaos.cluster import TARGET, VOCAB_SIZE, Shape, running_cluster
 from chaos.faults import FAULTS
 from chaos.plan import draw
+from chaos.served import SERVE_FAULTS, run_served, served_cluster
 from chaos.stage import requests_from, run_stage
 from chaos.tally import Tally
 from chaos.workload import make_request
@@ -25,6 +27,7 @@ DEFAULT_S = 600.0
 PLAIN_SHARE, RAY_SHARE = 0.65, 0.22
 """Of the time: plain processes, Ray; the embedded pair has the rest. Starts are not counted."""
 PLAIN_REQUESTS, PLAIN_FAULTS = 5000, 100
+RAY_REQUESTS = 300
 """Wanted in the default time; a shorter run is to do its share."""
 
 
@@ -56,8 +59,22 @@ async def plain(seconds: float, seed: int, share: float) -> Tally:
     return tally
 
 
-STAGES = {"plain": plain}
-SHARES = {"plain": PLAIN_SHARE}
+async def served(seconds: float, seed: int, share: float) -> Tally:
+    """Break a toy pair under Ray Serve: each kind once, and more of them while there is time."""
+    tally = Tally(
+        "Ray Serve, toy pair",
+        num_requests_wanted=max(1, round(RAY_REQUESTS * min(share, 1.0))),
+        num_faults_wanted=len(SERVE_FAULTS),
+        kinds=tuple(fault.kind for fault in SERVE_FAULTS),
+    )
+    faults = itertools.islice(draw(SERVE_FAULTS, random.Random(seed)), len(SERVE_FAULTS))
+    async with served_cluster() as cluster:
+        await run_served(cluster, faults, tally, seed, RAY_REQUESTS / seconds)
+    return tally
+
+
+STAGES = {"plain": plain, "ray": served}
+SHARES = {"plain": PLAIN_SHARE, "ray": RAY_SHARE}
 
 
 def main(arguments: Iterable[str]) -> int:

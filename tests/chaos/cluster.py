@@ -188,14 +188,14 @@ class Cluster:
         """Wait until no service holds anything; returns what is still held when time is over."""
         loop = asyncio.get_running_loop()
         end = loop.time() + within_s
-        while held := [found for member in self.members if (found := await _held(member))]:
+        while held := [found for member in self.members if (found := await held_by(member))]:
             if loop.time() > end:
                 return held
             await asyncio.sleep(0.5)
         return []
 
 
-async def _held(member: Member) -> str:
+async def held_by(member: Member) -> str:
     """Say what a service still holds; empty for nothing."""
     if member.role == "gateway":
         return ""

@@ -93,10 +93,7 @@ class Pair:
         if self._config.speculative is None:
             return 0
         k = self._config.speculative.num_speculative_tokens
-        pools: list[Pool[Any, Any]] = [self.targets]
-        if self.drafts is not None:
-            pools.append(self.drafts)
-        for pool in pools:
+        for pool in self.pools():
             for link in pool.usable():
                 if link.model is not None and link.model.max_num_speculative_tokens:
                     k = min(k, link.model.max_num_speculative_tokens)
@@ -277,13 +274,14 @@ class Pair:
             return f"speculation is off: {refused}"
         return ""
 
+    def pools(self) -> tuple[Pool[Any, Any], ...]:
+        """Give the pools of now."""
+        return (self.targets,) if self.drafts is None else (self.targets, self.drafts)
+
     def replica_statuses(self) -> list[generation_pb2.ReplicaStatus]:
         """List the known replicas."""
         statuses = []
-        pools: list[Pool[Any, Any]] = [self.targets]
-        if self.drafts is not None:
-            pools.append(self.drafts)
-        for pool in pools:
+        for pool in self.pools():
             for link in pool.links.values():
                 state = "draining" if link.draining else "connected"
                 status = generation_pb2.ReplicaStatus(

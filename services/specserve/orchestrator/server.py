@@ -15,6 +15,7 @@ from specserve.orchestrator.admin import AdminServicer
 from specserve.orchestrator.length_control import LengthControl
 from specserve.orchestrator.length_metrics import LengthCollector
 from specserve.orchestrator.pair import Pair
+from specserve.orchestrator.pool_metrics import PoolCollector
 from specserve.orchestrator.process_metrics import ProcessCollector
 from specserve.orchestrator.proposers import Proposers
 from specserve.orchestrator.servicer import GenerationServicer
@@ -101,6 +102,7 @@ async def start_orchestrator(config: OrchestratorConfig) -> RunningOrchestrator:
     metrics.registry.register(
         LengthCollector(length, lambda: length.mode is not SpeculationMode.OFF and pair.may_draft)
     )
+    metrics.registry.register(PoolCollector(pair.pools))
     metrics.registry.register(
         ProcessCollector(
             lambda: servicer.num_rounds, lambda: servicer.num_running, lambda: servicer.num_waiting
