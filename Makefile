@@ -43,7 +43,7 @@ TEST_DIRS := tests/integration tests/distribution tests/deploy tests/contract te
 # Two files at a time, a processor each: most of a long test is waiting for processes that it started.
 PYTEST_FLAGS := -q --durations=15 --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo serve test check format protos bench parity distribution matrix fuzz reference render validate pin-digests chaos rehearsal console-check gpu-check clean
+.PHONY: help setup demo serve test check format protos bench parity distribution matrix fuzz reference render validate pin-digests chaos rehearsal scale console-check gpu-check clean
 
 help: ## List the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -110,7 +110,11 @@ chaos: $(INSTALLED) ## Break processes under load and check every token; CHAOS_S
 	OMP_NUM_THREADS=1 PYTHONPATH=services:tests $(BIN)/python -m chaos --seconds $(CHAOS_SECONDS) $(ARGS)
 
 rehearsal: $(INSTALLED) ## Several Ray nodes on this machine with the rendered config; an install in a bare directory
-	SPECSERVE_REHEARSAL=1 $(BIN)/python -m pytest -q -s $(ARGS) tests/rehearsal
+	SPECSERVE_REHEARSAL=1 $(BIN)/python -m pytest -q -s $(ARGS) --ignore tests/rehearsal/test_scale.py tests/rehearsal
+
+scale: $(INSTALLED) ## Scale pools under load under Ray, 1 to 4 to 1 targets, 0 to 4 to 1 drafts; tokens/s by targets; minutes
+	SPECSERVE_REHEARSAL=1 $(BIN)/python -m pytest -q -s $(ARGS) tests/rehearsal/test_scale.py
+	$(BIN)/specserve bench --suite pools
 
 console-check: $(INSTALLED) ## Drive the page /console in a Chromium (on PATH, or SPECSERVE_CHROMIUM=FILE)
 	$(BIN)/pip install -q -c constraints.txt -e '.[console]'

@@ -50,7 +50,8 @@ class PoolOptions(Config):
     """How many replicas one deployment has, and what each of them holds."""
 
     num_replicas: int = Field(1, ge=0)
-    """Replicas from the start; a Serve config may scale them afterwards. 0 for drafts only."""
+    """Replicas from the start; a Serve config may scale them afterwards. 0 for drafts only, and
+    where they are scaled, for Serve keeps no deployment at 0."""
     autoscaling: AutoscalingOptions | None = None
     """How the number follows the load; None keeps it."""
     num_cpus: float = Field(0.1, ge=0)
@@ -245,6 +246,11 @@ def check_serve_args(args: ServeArgs, what: str = "ServeArgs") -> None:
                 f"{what}: {role}_pool has 0 replicas; only drafts can be done without"
             )
         scaling = pool.autoscaling
+        if pool.num_replicas == 0 and scaling is None:
+            raise ConfigurationError(
+                f"{what}: {role}_pool.num_replicas is 0 without autoscaling, so that it could only "
+                "stay 0; name a method without a draft model instead"
+            )
         if scaling and not scaling.min_replicas <= pool.num_replicas <= scaling.max_replicas:
             raise ConfigurationError(
                 f"{what}: {role}_pool.num_replicas {pool.num_replicas} is outside autoscaling's "

@@ -5,8 +5,10 @@ Swinging is a change of direction: more replicas soon after fewer, or the other 
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from specserve.autoscaling.demand import (
     wanted_drafts,
     wanted_targets,
 )
-from specserve.autoscaling.pools import PoolPlan, PoolView, decide
+from specserve.autoscaling.pools import PoolPlan, PoolState, PoolView, decide
 from specserve.autoscaling.serve_policy import PoolsPolicy, load_policy
 from specserve.autoscaling.settling import Bounds, Settled, settle
 from support.simulated_pools import DAY_S, SimulatedPool, Simulation, day
@@ -58,6 +60,8 @@ def test_number_of_replicas_brings_each_to_its_target_load(
 ) -> None:
     assert load_policy(Context(metrics)) == (wanted, {})
 
+
+TRACE = Path(__file__).parents[1] / "support" / "traces" / "slow_draft.json"
 
 AIMS = Aims(sessions=40)
 
@@ -159,6 +163,7 @@ def simulation(**fields: Any) -> Simulation:
     return Simulation(**made)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_day_is_followed_without_swinging(seed: int) -> None:
     """24 hours with two peaks and noise of 6 %: each pool turns at most four times, as the day does
@@ -174,6 +179,7 @@ def test_a_day_is_followed_without_swinging(seed: int) -> None:
     assert simulated.target.changes[-1][1] <= 4
 
 
+@pytest.mark.slow
 def test_wrong_target_load_is_unlearned_without_swinging() -> None:
     """Replicas carry half of what was configured: the queue teaches it, and the pool stays up. What
     was learned is tried again by and by: that takes hours, and costs one turn down and up."""
@@ -198,6 +204,29 @@ def test_drafts_come_and_go_with_what_targets_could_use() -> None:
     simulated.run(7200.0)
     assert simulated.draft.num_wanted == 0
     assert len({number for _, number in simulated.target.changes[1:]}) <= 3
+
+
+def test_recorded_load_on_a_draft_that_was_switched_off_for_its_slowness() -> None:
+    """What a target of 20 ms a step, a draft of 150 ms a token and their orchestrator said under
+    2, 10, 2 and no sessions, K chosen automatically: no round asks the draft after the first ones,
+    and its sessions are none; it is wanted for ten all the same, and for none only without any."""
+    plans = {role: PoolPlan(Aims(4), Bounds(0, 8, 0, 0)) for role in ("target", "draft")}
+    current = {"target": 1, "draft": 0}
+    states: dict[str, PoolState] = {}
+    most = dict(current)
+    for row in json.loads(TRACE.read_text()):
+        views = {
+            role: PoolView(current.get(role, 1), (row[role],))
+            for role in ("target", "draft", "orchestrator")
+        }
+        decisions, states = decide(plans, views, states, row["at_s"])
+        current = {role: decision.num_replicas for role, decision in decisions.items()}
+        if 14 < row["at_s"] < 29:
+            assert row["draft"]["num_sessions"] == 0
+            assert current == {"target": 3, "draft": 3}
+        most = {role: max(most[role], number) for role, number in current.items()}
+    assert most == {"target": 3, "draft": 3}
+    assert current == {"target": 0, "draft": 0}
 
 
 def test_pool_that_nobody_reports_keeps_its_replicas() -> None:

@@ -189,6 +189,10 @@ def test_what_is_rendered_can_be_read_again(tmp_path: Path) -> None:
             + "}",
             "orchestrator_pool has 0 replicas; only drafts",
         ),
+        (
+            "target: {model: m}\nspeculative: {model: d}\ndraft_pool: {num_replicas: 0}",
+            "draft_pool.num_replicas is 0 without autoscaling",
+        ),
         ("- target", "wanted a mapping"),
         ("target: [", "settings: "),
         ("", "wanted a mapping"),

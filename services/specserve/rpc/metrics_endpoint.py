@@ -34,6 +34,7 @@ class LoadCollector(Collector):
             "num_free_kv_blocks": ("KV blocks not in use {block}", load.num_free_blocks),
             "num_sessions": ("Sessions held {session}", load.num_sessions),
             "num_requests_waiting": ("Calls before their first forward {call}", load.num_waiting),
+            "queue_seconds": ("Wait of calls for their first forward, of late s", load.queue_s),
         }
         for name, (text, value) in gauges.items():
             family = GaugeMetricFamily(f"specserve_{name}", text, labels=["role"])
@@ -44,6 +45,11 @@ class LoadCollector(Collector):
         )
         iterations.add_metric([self._role], load.num_iterations)
         yield iterations
+        busy = CounterMetricFamily(
+            "specserve_device_busy_seconds", "Time of forwards s", labels=["role"]
+        )
+        busy.add_metric([self._role], load.busy_s)
+        yield busy
         if load.outcomes is not None:
             yield from _outcome_counters(self._role, load.outcomes)
 

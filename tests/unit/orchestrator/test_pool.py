@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 
 from helpers.replica import FakeReplica, serving
 from helpers.waiting import eventually
 from specserve.model.messages import EngineLoad
-from specserve.orchestrator.pool import DRAFT_KIND, DraftLink, Pool
+from specserve.orchestrator.pool import DRAFT_KIND, DraftLink, Pool, candidate_of
 from specserve.orchestrator.routing import Demand
 from specserve.rpc.codec import PROTOCOL_VERSION
-from specserve.rpc.v1 import draft_pb2
+from specserve.rpc.v1 import common_pb2, draft_pb2
 
 DraftPool = Pool[draft_pb2.ProposeCall, draft_pb2.ProposeReply]
 
@@ -57,6 +58,64 @@ async def test_fuller_cache_is_avoided() -> None:
         links[1].sessions.update("abcdef")
         links[1].num_sessions_at_load = 6
         assert pool.choose(DEMAND) is links[1]
+
+
+async def test_report_is_read_with_what_was_opened_since_here_and_by_others() -> None:
+    """Three orchestrators call: two sessions opened here since count as six, their blocks too; the
+    next report tells of them all, and a replica that says nothing of callers has one."""
+    async with pool_of(FakeReplica()) as (_, (link,)):
+        link.load = EngineLoad(80, 100, 5, 1, 1, num_callers=3)
+        link.num_sessions_at_load = 1
+        link.sessions.update("abc")
+        found = candidate_of(link, 4)
+        assert (found.num_sessions, found.free_share) == (5 + 6 + 1, (80 - 6 * 4) / 100)
+        assert candidate_of(link, 9).has_room
+        assert not candidate_of(link, 12).has_room
+        link.load = EngineLoad(80, 100, 5, 1, 1)
+        assert candidate_of(link, 4).num_sessions == 5 + 2 + 1
+        link.sessions.clear()
+        assert candidate_of(link, 4).num_sessions == 5 - 1 + 1
+
+
+async def test_reports_tell_how_many_sessions_were_known_when_they_came() -> None:
+    """And whoever waits for room hears of each."""
+    replica = FakeReplica()
+    async with pool_of(replica) as (pool, (link,)):
+        heard: list[int] = []
+        pool.on_load = lambda: heard.append(link.num_sessions_at_load)
+        link.sessions.update("ab")
+        await replica.say(load=common_pb2.Load(num_iterations=7, num_callers=2, least_priority=-1))
+        await eventually(lambda: heard == [2], "the report came")
+        assert link.load is not None
+        assert (link.load.num_callers, link.load.least_priority) == (2, -1)
+
+
+async def test_room_is_free_blocks_or_those_of_a_less_urgent_session() -> None:
+    """Where no replica is usable there is nothing to wait for: whoever asks for one will wait."""
+    async with pool_of(FakeReplica(), FakeReplica()) as (pool, links):
+        for link in links:
+            link.load = EngineLoad(3, 10, 2, 0, 1, least_priority=-1)
+        assert pool.has_room(replace(DEMAND, num_tokens=3), -1)
+        assert not pool.has_room(replace(DEMAND, num_tokens=4), -1)
+        assert pool.has_room(replace(DEMAND, num_tokens=4), 0)
+        assert pool.choose(replace(DEMAND, num_tokens=4), must_fit=True) is None
+        assert pool.choose(replace(DEMAND, num_tokens=4)) in links
+        for link in links:
+            link.draining = True
+        assert pool.has_room(replace(DEMAND, num_tokens=99), -5)
+
+
+async def test_known_beginning_goes_home_and_a_new_one_to_the_emptiest() -> None:
+    """The first session with a beginning may be cached nowhere yet; the next one is."""
+    async with pool_of(*(FakeReplica() for _ in range(4))) as (pool, links):
+        demand = Demand(b"beginning", "s", 1)
+        home = pool.choose(demand)
+        assert home is not None
+        home.sessions.update("ab")
+        assert pool.choose(demand) is home
+        other = pool.choose(Demand(b"another", "s", 1))
+        assert other in links
+        assert other is not home
 
 
 async def test_avoided_replica_is_taken_only_when_there_is_no_other() -> None:

@@ -95,7 +95,7 @@ def test_home_is_kept_up_to_the_bound_and_left_beyond_it() -> None:
 
 
 def test_new_prefix_costs_no_balance() -> None:
-    """What is cached nowhere goes to the emptiest, so that unlike prompts fill replicas evenly."""
+    """B191: what is cached nowhere goes to the emptiest: unlike prompts fill replicas evenly."""
     sessions = Counter(dict.fromkeys(ADDRESSES, 0))
     for key in KEYS[: 4 * len(ADDRESSES)]:
         candidates = [Candidate(a, n, 1.0, has_room=True) for a, n in sessions.items()]

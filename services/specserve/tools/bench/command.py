@@ -10,6 +10,7 @@ engine      K = 0 through the whole system against the bare engine decoding in o
 steps       one forward at several row counts against eager transformers
 speedup     tokens/s with and without speculation on real prompts, by category
 overlap     the draft's outcome cache off and on, on modelled devices
+pools       tokens/s with 1 to 8 targets, against so many times one, on modelled devices
 
 Exit code: 0 done (serving, sweep: enable), 1 a problem, 2 wrong usage, 3 keep target-only, 4 not
 comparable, 130 interrupted, with what was measured kept. Ratios are taken within one run.
@@ -36,7 +37,7 @@ from specserve.tools.terminal import Progress, say, table
 
 Figures = dict[str, float]
 
-FIGURE_SUITES = ("overhead", "engine", "steps", "speedup", "overlap")
+FIGURE_SUITES = ("overhead", "engine", "steps", "speedup", "overlap", "pools")
 RECORD_SUITES = ("serving", "acceptance", "auto", "sweep")
 SUITES = (*RECORD_SUITES, *FIGURE_SUITES)
 
@@ -138,6 +139,10 @@ def _run_figures(
         from specserve.tools.bench.overlap import OverlapOptions, run_overlap_suite
 
         figures |= asyncio.run(run_overlap_suite(OverlapOptions()))
+    elif name == "pools":
+        from specserve.tools.bench.pools import run_pools_suite
+
+        figures |= asyncio.run(run_pools_suite())
     elif name == "overhead":
         from specserve.tools.bench.overhead import run_overhead_suite
 

@@ -1,0 +1,156 @@
+"""What more targets are worth: tokens/s with 1 to 8 of them, on modelled devices.
+
+Toy targets whose forwards take a modelled time and have four seats, four sessions to a target, one
+draft to four targets, and one orchestrator to four targets. All replicas are started once; each
+number of targets has orchestrators of its own that know the first so many. Knows the generation
+service; on one machine the processors are shared, which the modelled time hides while they suffice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from specserve.speculation.types import AcceptanceRule, SamplingParams
+from specserve.tools.bench.overlap import TOY
+from specserve.tools.generation_client import GenerationClient, Job
+from specserve.tools.local import LocalPair, PairSpec
+from specserve.tools.local_process import launch
+from specserve.tools.terminal import say, table
+
+NUM_TARGETS = (1, 2, 4, 8)
+TARGETS_PER_ORCHESTRATOR = 4
+TARGETS_PER_DRAFT = 4
+STEP_MS = 100.0
+DRAFT_STEP_MS = 5.0
+SESSIONS_PER_TARGET = 4
+NUM_SPECULATIVE_TOKENS = 4
+NUM_TOKENS = 48
+JOBS_PER_SESSION = 3
+CONNECT_TIMEOUT_S = 30.0
+LEAST_EFFICIENCY = 0.9
+"""Of so many times one target's tokens/s."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFigures:
+    """One number of targets, measured."""
+
+    num_targets: int
+    tokens_per_s: float
+    orchestrator_ms: float
+    """Processor time of the orchestrators per round of one session."""
+
+
+async def run_pools_suite(num_targets: Sequence[int] = NUM_TARGETS) -> dict[str, float]:
+    """Measure each number of targets, the fewest first; warn where it is not worth its place."""
+    most = max(num_targets)
+    config = json.dumps({"num_speculative_tokens": NUM_SPECULATIVE_TOKENS})
+    spec = PairSpec(
+        f"{TOY},step_ms={STEP_MS}",
+        f"{TOY},noise=0.65,noise_seed=1,step_ms={DRAFT_STEP_MS}",
+        config,
+        num_targets=most,
+        num_drafts=-(-most // TARGETS_PER_DRAFT),
+        num_orchestrators=0,
+        num_gateways=0,
+        target_flags=(f"--max-num-seqs={SESSIONS_PER_TARGET}",),
+    )
+    async with LocalPair(spec) as pair:
+        found = [await _measure(pair, number) for number in sorted(num_targets)]
+    first = found[0]
+    rows, figures = [], {}
+    for each in found:
+        linear = first.tokens_per_s * each.num_targets / first.num_targets
+        efficiency = each.tokens_per_s / linear
+        rows.append(
+            (
+                str(each.num_targets),
+                f"{each.tokens_per_s:.1f}",
+                f"{efficiency:.3f}",
+                f"{each.orchestrator_ms:.2f}",
+            )
+        )
+        name = f"pools.{each.num_targets}"
+        figures[f"{name}.tokens_per_s"] = each.tokens_per_s
+        figures[f"{name}.efficiency"] = efficiency
+        figures[f"{name}.orchestrator_ms_per_round"] = each.orchestrator_ms
+    say(table(("targets", "tokens/s", "of linear", "orchestrator ms/round"), rows))
+    worst = min(value for name, value in figures.items() if name.endswith("efficiency"))
+    verdict = "as wanted" if worst >= LEAST_EFFICIENCY else "too little"
+    say(f"worst {worst:.3f} of linear, at least {LEAST_EFFICIENCY:g} wanted: {verdict}")
+    return figures
+
+
+async def _measure(pair: LocalPair, num_targets: int) -> PoolFigures:
+    """Run a load on the first so many targets, by orchestrators that know no others."""
+    num_drafts = -(-num_targets // TARGETS_PER_DRAFT)
+    flags = [
+        *(f"--target-address={service.address}" for service in pair.targets[:num_targets]),
+        *(f"--draft-address={service.address}" for service in pair.drafts[:num_drafts]),
+        f"--speculative-config={pair.spec.speculative_json()}",
+        "--port=0",
+    ]
+    number = -(-num_targets // TARGETS_PER_ORCHESTRATOR)
+    sessions = SESSIONS_PER_TARGET * num_targets // number
+    async with AsyncExitStack() as stack:
+        clients: list[GenerationClient] = []
+        for _ in range(number):
+            service = await launch("orchestrator", flags, pair.spec.env)
+            stack.push_async_callback(service.stop)
+            await service.wait_ready()
+            clients.append(await stack.enter_async_context(GenerationClient(service.address)))
+        for client in clients:
+            await client.wait_ready()
+            await _until_connected(client, num_targets + num_drafts)
+        await _run(clients, f"{num_targets}-warm", sessions, 1)
+        before = [await client.status() for client in clients]
+        began = time.perf_counter()
+        num_tokens = await _run(clients, f"{num_targets}", sessions, JOBS_PER_SESSION)
+        wall_s = time.perf_counter() - began
+        after = [await client.status() for client in clients]
+    cpu_s = sum(a.cpu_s - b.cpu_s for a, b in zip(after, before, strict=True))
+    num_rounds = sum(a.num_rounds - b.num_rounds for a, b in zip(after, before, strict=True))
+    return PoolFigures(num_targets, num_tokens / wall_s, 1e3 * cpu_s / num_rounds)
+
+
+async def _until_connected(client: GenerationClient, num_replicas: int) -> None:
+    """Wait until an orchestrator reaches all of its replicas."""
+    async with asyncio.timeout(CONNECT_TIMEOUT_S):
+        while True:
+            replicas = (await client.status()).replicas
+            if sum(replica.state == "connected" for replica in replicas) == num_replicas:
+                return
+            await asyncio.sleep(0.05)
+
+
+async def _run(clients: Sequence[GenerationClient], name: str, sessions: int, turns: int) -> int:
+    """Keep so many sessions busy on each orchestrator; returns the tokens they made."""
+    waves = await asyncio.gather(
+        *(
+            client.generate_all(_jobs(f"{name}-{number}", turns * sessions), sessions)
+            for number, client in enumerate(clients)
+        )
+    )
+    return sum(len(generated.token_ids) for wave in waves for generated in wave)
+
+
+def _jobs(name: str, count: int) -> list[Job]:
+    """Make prompts that have nothing in common: no target is anybody's home."""
+    source = random.Random(name)
+    sampling = SamplingParams(AcceptanceRule.GREEDY, seed=0, choice=0, temperature=0.0)
+    return [
+        Job(
+            f"{name}-{index}",
+            tuple(source.randrange(1, 96) for _ in range(24)),
+            sampling,
+            NUM_TOKENS,
+            ignore_eos=True,
+        )
+        for index in range(count)
+    ]

@@ -1,0 +1,182 @@
+"""Pools that follow their load under Ray: targets 1 to 4 to 1, drafts 0 to 4 to 1, nothing fails.
+
+`make scale`. The application is deployed from the rendered configuration, with its own policy; what
+changes is the load.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+from ray import serve
+from ray.serve.context import _get_global_client
+from ray.serve.schema import ServeDeploySchema
+
+from specserve.app import LocalRay
+from specserve.serve_args import ServeArgs
+from specserve.serve_config import APP_NAME, serve_config
+from specserve.tools.held_port import HeldPort
+
+pytestmark = pytest.mark.slow
+
+TARGET = "toy:vocab_size=96,seed=7,step_ms=20"
+DRAFT = "toy:vocab_size=96,seed=7,noise=0.7,noise_seed=1,step_ms=1"
+NUM_TOKENS = 160
+MANY = 7
+"""Streams at once that four replicas of each pool are wanted for."""
+
+TIMEOUT_S = 150.0
+
+
+def settings(port: int) -> ServeArgs:
+    """Return pools that follow their load within seconds."""
+    scaled = {"max_replicas": 4, "upscale_delay_s": 0, "downscale_delay_s": 2, "target_load": 1.9}
+    return ServeArgs.model_validate(
+        {
+            "target": {"model": TARGET},
+            "speculative": {"model": DRAFT, "num_speculative_tokens": 3},
+            "gateway": {"port": port},
+            "server": {"drain_deadline_s": 20},
+            "target_pool": {"num_cpus": 0.05, "autoscaling": scaled},
+            "draft_pool": {
+                "num_replicas": 0,
+                "num_cpus": 0.05,
+                "autoscaling": {**scaled, "min_replicas": 0},
+            },
+        }
+    )
+
+
+class Load:
+    """Streams that are kept going; every one is compared with the first of its prompt."""
+
+    def __init__(self, url: str) -> None:
+        self._client = httpx.Client(base_url=url, timeout=120, trust_env=False)
+        self._right: dict[str, str] = {}
+        self._wanted = 0
+        self._threads: list[threading.Thread] = []
+        self.num_done = 0
+        self.failures: list[str] = []
+        self.num_draft_tokens = 0
+
+    def keep(self, number: int) -> None:
+        """Have so many streams run at once from now on; more than that end as they end."""
+        self._wanted = number
+        while len(self._threads) < number:
+            thread = threading.Thread(target=self._run, args=(len(self._threads),), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def stop(self) -> None:
+        """Let the streams end."""
+        self._wanted = 0
+        for thread in self._threads:
+            thread.join(120)
+        self._client.close()
+
+    def _run(self, index: int) -> None:
+        while index < self._wanted:
+            prompt = f"prompt {index}"
+            try:
+                text = self._complete(prompt)
+            except (httpx.HTTPError, AssertionError, KeyError) as error:
+                self.failures.append(f"{prompt}: {error!r}")
+                continue
+            if self._right.setdefault(prompt, text) != text:
+                self.failures.append(f"{prompt}: another text")
+            self.num_done += 1
+        del self._threads[index:]
+
+    def _complete(self, prompt: str) -> str:
+        body = {
+            "prompt": prompt,
+            "max_tokens": NUM_TOKENS,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "speculation_metrics": "summary",
+        }
+        text, last = "", {}
+        with self._client.stream("POST", "/v1/completions", json=body) as answer:
+            assert answer.status_code == 200, answer.status_code
+            for line in answer.iter_lines():
+                if line.startswith("data: {"):
+                    last = json.loads(line.removeprefix("data: "))
+                    assert "error" not in last, last
+                    text += "".join(choice["text"] for choice in last["choices"])
+                    metrics = last.get("metrics") or {}
+                    figures = metrics.get("speculative_decoding") or {}
+                    self.num_draft_tokens += figures.get("num_draft_tokens", 0)
+        assert last, "no chunk came"
+        return text
+
+
+def running(role: str) -> int:
+    """Count a deployment's running replicas."""
+    deployment = serve.status().applications[APP_NAME].deployments[role]
+    return deployment.replica_states.get("RUNNING", 0)
+
+
+def until(condition: Callable[[], bool], what: str, load: Load) -> float:
+    """Wait; returns the seconds it took."""
+    began = time.monotonic()
+    while not condition():
+        assert not load.failures, load.failures
+        found = {role: running(role) for role in ("target", "draft")}
+        assert time.monotonic() - began < TIMEOUT_S, f"{what} did not come: {found}"
+        time.sleep(0.5)
+    return time.monotonic() - began
+
+
+@pytest.fixture
+def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Deploy the rendered configuration on a Ray of its own."""
+    monkeypatch.setenv("RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S", "1")
+    port = HeldPort()
+    args = settings(port.number)
+    with LocalRay(args):
+        serve.start(http_options=serve.HTTPOptions(host="127.0.0.1", port=port.number))
+        _get_global_client().deploy_apps(ServeDeploySchema.model_validate(serve_config(args)))
+        url = f"http://127.0.0.1:{port.number}"
+        began = time.monotonic()
+        while not _is_ready(url):
+            assert time.monotonic() - began < TIMEOUT_S, serve.status()
+            time.sleep(0.5)
+        yield url
+    port.release()
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/ready", timeout=5, trust_env=False).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def test_pools_follow_their_load_and_nothing_fails(url: str) -> None:
+    """Ready without a draft; more load brings both pools to four, less takes them back to one, and
+    none takes the drafts to none (B155). Every stream is whole, its text that of its prompt."""
+    assert (running("target"), running("draft")) == (1, 0)
+    load = Load(url)
+    try:
+        load.keep(MANY)
+        up_s = until(lambda: running("target") == running("draft") == 4, "four of each", load)
+        num_before = load.num_draft_tokens
+        until(lambda: load.num_draft_tokens > num_before, "draft tokens", load)
+        load.keep(1)
+        down_s = until(lambda: running("target") == running("draft") == 1, "one of each", load)
+    finally:
+        load.stop()
+    until(lambda: running("draft") == 0, "no draft", load)
+    print(
+        f"\n1 to 4 targets and 0 to 4 drafts in {up_s:.0f} s, back to 1 and 1 in {down_s:.0f} s: "
+        f"{load.num_done} requests, {len(load.failures)} failed or other, "
+        f"{load.num_draft_tokens} draft tokens"
+    )
+    assert load.failures == []
+    assert load.num_done > MANY
