@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from specserve.errors import Overloaded
+from specserve.errors import Overloaded, SpecServeError
 from specserve.orchestrator.routing import Demand
 
 MIN_RETRY_S = 1.0
@@ -31,6 +31,8 @@ class _Waiter:
     """Smaller is sooner: the more urgent, then streams that have begun, then who came first."""
     called: asyncio.Event = field(default_factory=asyncio.Event)
     is_admitted: bool = False
+    refusal: SpecServeError | None = None
+    """Why it was sent away."""
 
 
 class AdmissionQueue:
@@ -59,6 +61,7 @@ class AdmissionQueue:
         self._has_room = has_room
         self._clock = clock
         self._line: list[_Waiter] = []
+        self._refusal: SpecServeError | None = None
         self._num_came = 0
         self._gap_s = 0.0
         """Mean time between two admissions from the line."""
@@ -82,7 +85,10 @@ class AdmissionQueue:
 
         Raises:
             Overloaded: the line is full of choices at least as urgent, or the wait was too long.
+            SpecServeError: what `refuse_all` was given.
         """
+        if self._refusal is not None:
+            raise self._refusal
         waiter = _Waiter(demand, priority, (-priority, not is_resumed, self._num_came))
         self._num_came += 1
         self._line.append(waiter)
@@ -105,8 +111,8 @@ class AdmissionQueue:
             if waiter in self._line:
                 self._line.remove(waiter)
                 self.look()
-        if not waiter.is_admitted:
-            raise self._overloaded(f"{self._max_waiting} requests wait already, the most that may")
+        if waiter.refusal is not None:
+            raise waiter.refusal
         try:
             yield
         finally:
@@ -129,6 +135,14 @@ class AdmissionQueue:
             self._last_at = now
             first.called.set()
 
+    def refuse_all(self, refusal: SpecServeError) -> None:
+        """Send everybody away who waits or comes from now on: they may ask elsewhere at once."""
+        self._refusal = refusal
+        line, self._line = self._line, []
+        for waiter in line:
+            waiter.refusal = refusal
+            waiter.called.set()
+
     def _leave(self) -> None:
         self.num_running -= 1
         self.look()
@@ -137,7 +151,11 @@ class AdmissionQueue:
         """Send the least urgent away where the line has grown too long."""
         if len(self._line) <= self._max_waiting or (is_resumed and newcomer is self._line[-1]):
             return
-        self._line.pop().called.set()
+        last = self._line.pop()
+        last.refusal = self._overloaded(
+            f"{self._max_waiting} requests wait already, the most that may"
+        )
+        last.called.set()
 
     def _overloaded(self, what: str) -> Overloaded:
         wait_s = self._gap_s * (len(self._line) + 1)

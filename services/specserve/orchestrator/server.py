@@ -60,7 +60,7 @@ class RunningOrchestrator:
     async def drain(self, deadline_s: float) -> None:
         """Take no new choices; wait until none is running or the deadline passes."""
         await self._server.refuse_health()
-        self.servicer.draining = True
+        self.servicer.start_drain()
         loop = asyncio.get_running_loop()
         end = loop.time() + deadline_s
         while self.servicer.num_running and loop.time() < end:  # noqa: ASYNC110 - rare, and bounded

@@ -75,6 +75,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self._tracer = trace.get_tracer("specserve.orchestrator")
         self._synthetic = synthetic_acceptance(config.speculative)
 
+    def start_drain(self) -> None:
+        """Take no more choices; those in line are sent away, and those that run go on."""
+        self.draining = True
+        self.queue.refuse_all(Draining(self._orchestrator_id))
+
     @property
     def num_running(self) -> int:
         """Choices admitted that have not ended."""

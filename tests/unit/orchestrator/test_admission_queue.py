@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from helpers.waiting import eventually
-from specserve.errors import Overloaded
+from specserve.errors import Draining, Overloaded
 from specserve.orchestrator.admission_queue import MAX_RETRY_S, MIN_RETRY_S, AdmissionQueue
 from specserve.orchestrator.routing import Demand
 
@@ -153,6 +153,19 @@ async def test_client_that_goes_away_makes_room_in_line_and_running() -> None:
         assert made.queue.num_running == 0
         await made.comes("next")
         assert made.admitted[-1] == "next"
+
+
+async def test_line_of_one_that_stops_is_sent_away_and_what_runs_goes_on() -> None:
+    """Whoever waits may wait elsewhere at once; nobody is admitted by one that drains."""
+    async with line() as made:
+        await made.comes("runs")
+        await made.comes("waits")
+        made.queue.refuse_all(Draining("orchestrator-1"))
+        await made.comes("late")
+        for name in ("waits", "late"):
+            with pytest.raises(Draining):
+                await made.tasks[name]
+        assert (made.queue.num_running, made.queue.num_waiting) == (1, 0)
 
 
 def test_empty_line_needs_no_event_loop() -> None:
