@@ -108,7 +108,8 @@ class GenerationAnswer(Response, Generic[BodyT]):
         try:
             with services.drain.running():
                 tenant = resolve_tenant(request.headers, services.config, key_tenant(scope))
-                raw = await read_body(request, services.config.max_body_bytes)
+                config = services.config
+                raw = await read_body(request, config.max_body_bytes, config.body_timeout_s)
                 answering = self._answer(raw, tenant, observer, send)
                 error = await unless_disconnected(receive, answering)
         except ClientDisconnected as gone:

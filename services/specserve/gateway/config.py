@@ -44,6 +44,8 @@ class GatewayConfig(TlsSettings):
     """Name that clients ask for; None takes the target's model id."""
     max_body_bytes: int = Field(1_048_576, ge=1024)
     """Largest request body; a larger one is answered 413 without being held in memory."""
+    body_timeout_s: float = Field(60.0, gt=0)
+    """Longest that a client may take to send its body, in seconds; then it is answered 408."""
     max_prompts: int = Field(128, ge=1)
     """Most prompts in one body."""
     max_n: int = Field(128, ge=1, le=128)

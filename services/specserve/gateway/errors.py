@@ -26,6 +26,16 @@ class BodyTooLarge(errors.InvalidRequest):
         self.limit_bytes = limit_bytes
 
 
+class BodyTooSlow(errors.InvalidRequest):
+    """The body did not come in the time that this gateway waits for one."""
+
+    def __init__(self, timeout_s: float) -> None:
+        errors.SpecServeError.__init__(self, timeout_s)
+        self.field = ""
+        self.message = f"the body did not come within {timeout_s:g} seconds"
+        self.timeout_s = timeout_s
+
+
 class UnknownModel(errors.InvalidRequest):
     """Another model was asked for than the one served."""
 
@@ -114,6 +124,7 @@ _ROWS: dict[str, _Row] = {
     "InvalidRequest": _Row(400, _BAD),
     "ContextOverflow": _Row(400, _BAD, "context_length_exceeded"),
     "BodyTooLarge": _Row(413, _BAD, "body_too_large"),
+    "BodyTooSlow": _Row(408, _BAD, "body_too_slow"),
     "UnknownModel": _Row(404, _BAD, "model_not_found"),
     "InvalidProposal": _Row(500, _INTERNAL, None, _INSIDE),
     "SessionNotFound": _Row(500, _INTERNAL, None, _INSIDE),

@@ -16,7 +16,7 @@ from opentelemetry.trace import Tracer
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from specserve.errors import SpecServeError
+from specserve.errors import SpecServeError, quoted
 from specserve.gateway.answering import GenerationAnswer, Services
 from specserve.gateway.answers import (
     Alive,
@@ -36,6 +36,7 @@ from specserve.gateway.drain import Drain
 from specserve.gateway.endpoints import chat_endpoint, completion_endpoint
 from specserve.gateway.errors import (
     BodyTooLarge,
+    BodyTooSlow,
     HttpError,
     UnknownModel,
     for_log,
@@ -223,14 +224,15 @@ def _answer_errors(app: FastAPI) -> None:
         # Only requests for text have an id; others are polls, and PairWatch tells what they meet.
         if answer.status >= 500 and (request_id := _request_id(request)):
             logger.warning("%s failed: %s", request_id, for_log(error))
-        return Refusal(answer) if isinstance(error, BodyTooLarge) else _response(request, answer)
+        is_unread = isinstance(error, BodyTooLarge | BodyTooSlow)
+        return Refusal(answer) if is_unread else _response(request, answer)
 
     async def misrouted(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         return _response(request, routing_error(status, request.url.path, request.method))
 
     async def unforeseen(request: Request, error: Exception) -> Response:
-        name = _request_id(request) or f"{request.method} {request.url.path}"
+        name = _request_id(request) or f"{request.method} {quoted(request.url.path)}"
         logger.error("%s failed: %s", name, for_log(error))
         return _response(request, to_http(error))
 

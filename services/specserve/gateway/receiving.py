@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
-from specserve.gateway.errors import BodyTooLarge, ClientDisconnected, HttpError
+from specserve.errors import InvalidRequest
+from specserve.gateway.errors import BodyTooLarge, BodyTooSlow, ClientDisconnected, HttpError
 
 MAX_DISCARD_BYTES = 64 * 1024 * 1024
 """Most bytes of a refused body that are read and thrown away."""
@@ -24,25 +25,32 @@ DISCARD_TIMEOUT_S = 5.0
 T = TypeVar("T")
 
 
-async def read_body(request: Request, limit_bytes: int) -> bytes:
+async def read_body(request: Request, limit_bytes: int, timeout_s: float) -> bytes:
     """Read the body.
 
     Raises:
+        InvalidRequest: it is packed, and might be of any size inside.
+        BodyTooSlow: it was not there in time; the rest is left unread.
         BodyTooLarge: it is, or says it is, longer than the limit; the rest is left unread.
         ClientDisconnected: the client went away in the middle of it.
     """
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise InvalidRequest("", "a body without content-encoding was wanted: none is unpacked")
     announced = request.headers.get("content-length", "")
     # isdecimal also takes digits of other scripts, but int() reads those too.
     if announced.isdecimal() and int(announced[:20]) > limit_bytes:
         raise BodyTooLarge(limit_bytes)
     body = bytearray()
     try:
-        async for part in request.stream():
-            body += part
-            if len(body) > limit_bytes:
-                raise BodyTooLarge(limit_bytes)
+        async with asyncio.timeout(timeout_s):
+            async for part in request.stream():
+                body += part
+                if len(body) > limit_bytes:
+                    raise BodyTooLarge(limit_bytes)
     except ClientDisconnect:
         raise ClientDisconnected from None
+    except TimeoutError:
+        raise BodyTooSlow(timeout_s) from None
     return bytes(body)
 
 

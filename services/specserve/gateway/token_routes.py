@@ -87,7 +87,9 @@ def add_token_routes(
     )
     async def tokenize(request: Request) -> Tokenized:
         """Answer the ids of a text or a chat, and how many there are."""
-        body = parse_body(await read_body(request, config.max_body_bytes), TokenizeRequest)
+        body = parse_body(
+            await read_body(request, config.max_body_bytes, config.body_timeout_s), TokenizeRequest
+        )
         served = await pair.ready()
         check_model(body.model, served)
         if (body.prompt is None) != bool(body.messages):
@@ -115,7 +117,10 @@ def add_token_routes(
     )
     async def detokenize(request: Request) -> Detokenized:
         """Answer the text of token ids; bytes that are no whole character read as U+FFFD."""
-        body = parse_body(await read_body(request, config.max_body_bytes), DetokenizeRequest)
+        body = parse_body(
+            await read_body(request, config.max_body_bytes, config.body_timeout_s),
+            DetokenizeRequest,
+        )
         check_model(body.model, await pair.ready())
         check_ids("tokens", body.tokens, table.vocab_size)
         text = table.decode(body.tokens, skip_special=False).decode(errors="replace")

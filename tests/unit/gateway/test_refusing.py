@@ -30,14 +30,24 @@ def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     return str(request.param)
 
 
-async def exchange(url: str, sent: bytes) -> tuple[int, dict[str, str], Any]:
-    """Send bytes as they are; return the answer's status, headers and body."""
+async def exchange(
+    url: str, sent: bytes, *, until_length: bool = False
+) -> tuple[int, dict[str, str], Any]:
+    """Send bytes as they are; return the answer's status, headers and body.
+
+    Args:
+        until_length: read as much as the answer says it has, not to the connection's end.
+    """
     address = urlsplit(url)
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
     try:
         writer.write(sent)
         async with asyncio.timeout(5):
-            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+            if until_length:
+                head = (await reader.readuntil(b"\r\n\r\n")).removesuffix(b"\r\n\r\n")
+                body = await reader.readexactly(int(head.split(b"content-length: ")[1].split()[0]))
+            else:
+                head, _, body = (await reader.read()).partition(b"\r\n\r\n")
     finally:
         writer.close()
     status, *lines = head.decode().split("\r\n")
@@ -108,3 +118,60 @@ def test_the_fast_parser_is_taken_where_it_is_installed(monkeypatch: pytest.Monk
     monkeypatch.setattr(refusing, "find_spec", lambda name: None)
 
     assert refusing.parser_class() is RefusingH11
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait a moment for headers, not seconds."""
+    monkeypatch.setattr(refusing, "HEADER_TIMEOUT_S", 0.05)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(
+    "sent", [b"P", b"POST /v1/completions HTTP/1.1\r\n", HEAD, HEAD + b"x-a: b"]
+)
+async def test_headers_that_never_end_are_waited_for_so_long(parser: str, sent: bytes) -> None:
+    """Slowloris: the connection is answered 408 and closed; nobody sends anything more."""
+    backend = FakeBackend()
+    async with gateway(backend) as running:
+        found, headers, body = await exchange(running.url, sent)
+
+    assert (found, headers["connection"]) == (408, "close")
+    assert body["error"]["type"] == "invalid_request_error"
+    assert backend.requests == []
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_connection_that_says_nothing_is_closed(parser: str) -> None:
+    """Without an answer: whoever opened it ahead of a request must not take that for its own."""
+    async with gateway(FakeBackend()) as running:
+        address = urlsplit(running.url)
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        async with asyncio.timeout(5):
+            assert await reader.read() == b""
+        writer.close()
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_request_that_takes_long_to_answer_is_not_late(parser: str) -> None:
+    """The deadline is for headers: an answer, and the next request, may come later than that."""
+    gone_by = asyncio.Event()
+    backend = FakeBackend(lambda _: [block(b"x"), gone_by, block(b"y", STOP)])
+    async with gateway(backend) as running, httpx.AsyncClient(base_url=running.url) as client:
+        asked = asyncio.create_task(client.post("/v1/completions", content=BODY))
+        # Another connection's deadline passes meanwhile.
+        found, _, _ = await exchange(running.url, b"P")
+        gone_by.set()
+        first, second = await asked, await client.post("/v1/completions", content=BODY)
+
+    assert (found, first.status_code, second.status_code) == (408, 200, 200)
+
+
+async def test_a_body_that_never_ends_is_waited_for_so_long(parser: str) -> None:
+    backend = FakeBackend()
+    async with gateway(backend, body_timeout_s=0.05) as running:
+        sent = HEAD + b"content-length: 100\r\n\r\n" + BODY
+        found, _, body = await exchange(running.url, sent, until_length=True)
+
+    assert (found, body["error"]["code"]) == (408, "body_too_slow")
+    assert backend.requests == []
