@@ -32,6 +32,9 @@ BUF_VERSION ?= 1.75.0
 ARGS ?=
 
 VENV := .venv
+# Apart, so that the tools are no part of what they look at.
+AUDIT := .audit
+AUDIT_TOOLS := pip-audit==2.10.1 cyclonedx-bom==7.5.0
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 # Straight from the checkout: a machine lent for minutes has no time for a set-up.
@@ -43,7 +46,7 @@ TEST_DIRS := tests/integration tests/distribution tests/deploy tests/contract te
 # Two files at a time, a processor each: most of a long test is waiting for processes that it started.
 PYTEST_FLAGS := -q --durations=15 --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo serve test check format protos bench parity distribution matrix fuzz reference render validate pin-digests chaos rehearsal scale console-check gpu-check clean
+.PHONY: help setup demo serve test check format protos bench parity distribution matrix fuzz reference render validate pin-digests audit docs-check chaos rehearsal scale console-check gpu-check clean
 
 help: ## List the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -109,6 +112,9 @@ pin-digests: $(INSTALLED) ## Add to the image tags of deploy/ what they mean in 
 chaos: $(INSTALLED) ## Break processes under load and check every token; CHAOS_SECONDS=600
 	OMP_NUM_THREADS=1 PYTHONPATH=services:tests $(BIN)/python -m chaos --seconds $(CHAOS_SECONDS) $(ARGS)
 
+audit: $(INSTALLED) $(AUDIT)/.installed ## Known vulnerabilities and a bill of materials (sbom.cdx.json); ARGS=--offline: the bill alone
+	$(AUDIT)/bin/python deploy/audit.py --python $(BIN)/python $(ARGS)
+
 rehearsal: $(INSTALLED) ## Several Ray nodes on this machine with the rendered config; an install in a bare directory
 	SPECSERVE_REHEARSAL=1 $(BIN)/python -m pytest -q -s $(ARGS) --ignore tests/rehearsal/test_scale.py tests/rehearsal
 
@@ -124,7 +130,7 @@ gpu-check: ## Check exactness and speed on a GPU, in minutes; needs no set-up, n
 	PYTHONPATH="services$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PYTHON) -m specserve.tools.gpu_check $(ARGS)
 
 clean: ## Remove what the other verbs made here: .venv, node_modules, caches, builds
-	rm -rf $(VENV) node_modules dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(AUDIT) sbom.cdx.json node_modules dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find services tests protos -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Torch first and by itself, so that the index chosen for it serves nothing else. The constraints
@@ -137,6 +143,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 	{ grep -v '^torch==' constraints.txt; echo '$(TORCH)'; } > $(VENV)/constraints.txt
 	$(BIN)/python -m pip install $(PIP_ARGS) $(PIP_TORCH_ARGS) -c $(VENV)/constraints.txt '$(TORCH)'
 	$(BIN)/python -m pip install $(PIP_ARGS) -c $(VENV)/constraints.txt -e '.[dev]'
+	touch $@
+
+$(AUDIT)/.installed: Makefile
+	$(PYTHON) -m venv $(AUDIT)
+	$(AUDIT)/bin/python -m pip install $(PIP_ARGS) $(AUDIT_TOOLS)
 	touch $@
 
 # The contract's linter comes from npm. Without npm a developer is told; CI (CI=true) fails.
