@@ -37,6 +37,7 @@ from specserve.serve_config import (
     service_name,
 )
 from specserve.target.deployment import TargetDeployment
+from specserve.telemetry.serve_export import EXPORTER, serve_environment
 
 logger = logging.getLogger(__name__)
 
@@ -44,9 +45,6 @@ DESCRIBE_TIMEOUT_S = 10.0
 
 DRAIN_MARGIN_S = 2.0
 """How much longer than their grace gateways may take to say that they have drained."""
-
-_SERVE_TRACING = "RAY_SERVE_TRACING_EXPORTER_IMPORT_PATH"
-"""Set where Serve traces: its spans then need a service name per deployment."""
 
 
 def build_app(args: ServeArgs) -> Application:
@@ -84,7 +82,8 @@ def _bind(deployment: object, options: dict[str, Any], *args: object) -> Applica
 
 def _options(args: ServeArgs, role: Pool) -> dict[str, Any]:
     env = {name: value for name, value in REPLICA_ENV.items() if os.environ.get(name) != value}
-    if os.environ.get(_SERVE_TRACING):
+    if os.environ.get(EXPORTER):
+        # Serve traces too: its spans know no other name of the deployment.
         env["OTEL_SERVICE_NAME"] = service_name(role)
     return {
         **deployment_options(args, role, env),
@@ -105,7 +104,7 @@ class LocalRay:
     def __enter__(self) -> Self:
         # Ray's processes inherit these. Nobody is told about this user's cluster.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.update(REPLICA_ENV)
+        os.environ.update(REPLICA_ENV | serve_environment())
         for name in ("ray", "ray.serve"):
             logging.getLogger(name).setLevel(logging.ERROR)
         # Unix socket paths end at 107 bytes, and Ray's are long: a short directory of our own.

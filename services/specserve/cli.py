@@ -41,6 +41,7 @@ COMMANDS = {
         "chat.command", "chat in the terminal; colours show where each token came from"
     ),
     "doctor": Command("doctor.command", "check a pair, devices, ports, memory and versions"),
+    "trace": Command("trace", "show where a request's time went, round by round"),
     "speculation": Command("speculation", "switch speculation off, on or to auto while serving"),
     "config": Command("config", "check a file of settings; render what Ray Serve is given"),
     "keys": Command("keys", "add, list and revoke API keys of the gateway"),

@@ -259,3 +259,7 @@ class OrchestratorConfig(Config):
     """Choices that wait to be decoded; a further one is refused at once."""
     queue_timeout_s: float = Field(30.0, gt=0)
     """How long a choice waits for its turn and for free KV blocks before it is refused."""
+    num_recent_requests: int = Field(512, ge=0)
+    """Choices whose rounds are remembered for `specserve trace` and the console; 0 keeps none."""
+    recent_requests_bytes: int = Field(16 << 20, ge=0)
+    """Most bytes of rounds remembered, all choices together; about 150 a round."""

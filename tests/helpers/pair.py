@@ -119,6 +119,8 @@ class Pair:
     draft: ReplicaService | None
     orchestrator: RunningOrchestrator
     stub: generation_pb2_grpc.GenerationServiceStub
+    channel: grpc.aio.Channel
+    """To the orchestrator."""
     owned: list[ReplicaService]
     """Stopped at the end of the test, those that were started in its course too."""
 
@@ -235,7 +237,7 @@ async def running_pair(
             orchestrator.address, options=CLIENT_OPTIONS
         ) as channel:
             stub = generation_pb2_grpc.GenerationServiceStub(channel)
-            pair = Pair(target_service, draft_service, orchestrator, stub, owned)
+            pair = Pair(target_service, draft_service, orchestrator, stub, channel, owned)
             if wait:
                 await eventually(lambda: is_ready(orchestrator), "the pair is ready")
             yield pair

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 from collections.abc import Iterator
 from concurrent import futures
 from dataclasses import dataclass, field
@@ -9,14 +11,22 @@ from typing import Any
 
 import grpc
 import pytest
-from opentelemetry import trace
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
-from opentelemetry.sdk.trace import TracerProvider
 
 from helpers.pair import TARGET, Generated, Pair, greedy_tokens, make_request, running_pair
-from specserve import telemetry
+from specserve import cli, telemetry
+from specserve.rpc.request_view import view_of
+from specserve.rpc.v1 import requests_pb2, requests_pb2_grpc
 from specserve.speculation.length_choice import Reason
+
+NAMES = {
+    telemetry.ATTRIBUTE_REPLICA,
+    telemetry.ATTRIBUTE_REVISION,
+    telemetry.ATTRIBUTE_ORCHESTRATOR,
+    telemetry.ATTRIBUTE_REQUEST_ID,
+}
+"""Attributes that name something."""
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 GATEWAY_SPAN_ID = "b7ad6b7169203331"
@@ -48,16 +58,8 @@ def sink(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sink]:
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    providers: list[TracerProvider] = []
-    # The provider of a process can be set once; here it lives for one test.
-    monkeypatch.setattr(trace, "set_tracer_provider", providers.append)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
-    assert telemetry.configure_tracing("specserve-test")
-    (provider,) = providers
-    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
-    monkeypatch.setattr(trace, "get_tracer", provider.get_tracer)
     yield collector
-    telemetry.shutdown_tracing()
     server.stop(None)
 
 
@@ -81,10 +83,12 @@ async def traced(pair: Pair, flags: str) -> Generated:
 
 @pytest.mark.slow
 async def test_one_trace_from_the_gateway_to_both_devices(sink: Sink) -> None:
-    """One trace id; generate lies below the gateway, rounds below it, services below rounds."""
+    """One trace id; generate lies below the gateway, rounds below it, calls below rounds.
+
+    B214: what a handler of a stream of frames records is in the request's trace.
+    """
     async with running_pair() as pair:
         answer = await traced(pair, "01")
-    telemetry.shutdown_tracing()
     assert answer.token_ids == greedy_tokens(TARGET, (5, 6, 7), 20)
     assert answer.record is not None
     assert {span.trace_id.hex() for span in sink.spans} == {TRACE_ID}
@@ -92,33 +96,44 @@ async def test_one_trace_from_the_gateway_to_both_devices(sink: Sink) -> None:
     assert generate.parent_span_id.hex() == GATEWAY_SPAN_ID
     rounds = sink.named(telemetry.SPAN_ROUND)
     assert {span.parent_span_id for span in rounds} == {generate.span_id}
-    by_id = {span.span_id: span for span in rounds}
-    for name, role in (("spec_draft", "draft"), ("spec_verify", "target")):
-        for span in sink.named(name):
-            parent = by_id[span.parent_span_id]
-            assert parent.start_time_unix_nano <= span.start_time_unix_nano
+    by_id = {span.span_id: span for span in (*rounds, generate)}
+    for ours, theirs, role in (
+        ("spec_draft", "draft.propose", "draft"),
+        ("spec_verify", "target.verify", "target"),
+    ):
+        for span in (*sink.named(ours), *sink.named(theirs)):
+            assert span.parent_span_id in by_id
             found = attributes(span)
             assert found[telemetry.ATTRIBUTE_REPLICA].startswith(role)
             assert found[telemetry.ATTRIBUTE_FORWARD_S] > 0
             assert found[telemetry.ATTRIBUTE_BATCH_SIZE] == 1
+        for span in sink.named(ours):
+            found = attributes(span)
+            assert found[telemetry.ATTRIBUTE_TRANSPORT_S] >= 0
+            assert len(found[telemetry.ATTRIBUTE_REVISION]) == 12
+        assert len(sink.named(ours)) == len(sink.named(theirs))
     assert len(sink.named("spec_verify")) == len(rounds)
     assert len(sink.named("spec_draft")) >= answer.record.num_spec_steps
     drafted = [attributes(s)[telemetry.ATTRIBUTE_NUM_DRAFT_TOKENS] for s in rounds]
     accepted = [attributes(s)[telemetry.ATTRIBUTE_NUM_ACCEPTED_TOKENS] for s in rounds]
     assert sum(drafted) == answer.record.num_draft_tokens
+    assert attributes(generate)[telemetry.ATTRIBUTE_NUM_DRAFT_TOKENS] == sum(drafted)
+    rejections = [attributes(s).get(telemetry.ATTRIBUTE_FIRST_REJECTION) for s in rounds]
+    assert rejections == [a if a < d else None for a, d in zip(accepted, drafted, strict=True)]
     proposers = [attributes(s)[telemetry.ATTRIBUTE_PROPOSER] for s in rounds]
     assert {proposers[i] for i, count in enumerate(drafted) if count} == {"draft_model"}
     assert sum(accepted) >= answer.record.num_accepted_draft_tokens
     lengths = [attributes(s)[telemetry.ATTRIBUTE_COMMITTED_LENGTH] for s in rounds]
     assert lengths == sorted(lengths)
     assert lengths[0] == 4
+    emitted = [attributes(s)[telemetry.ATTRIBUTE_NUM_EMITTED_TOKENS] for s in rounds]
+    assert sum(emitted) == 20
 
 
 async def test_no_token_and_no_text_is_recorded(sink: Sink) -> None:
     """Spans hold names of a fixed set, counts and times alone."""
     async with running_pair() as pair:
         await traced(pair, "01")
-    telemetry.shutdown_tracing()
     for span in sink.spans:
         for key, value in attributes(span).items():
             if key == telemetry.ATTRIBUTE_LENGTH_REASON:
@@ -126,26 +141,117 @@ async def test_no_token_and_no_text_is_recorded(sink: Sink) -> None:
             elif key == telemetry.ATTRIBUTE_PROPOSER:
                 assert value in {"", "draft_model"}
             else:
-                assert isinstance(value, (int, float)) or key == telemetry.ATTRIBUTE_REPLICA, key
+                assert isinstance(value, (int, float)) or key in NAMES, key
+
+
+async def test_slow_requests_are_kept_although_nobody_sampled_them(
+    sink: Sink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Above the threshold, here 0 s, a request has all spans that its own process can make."""
+    monkeypatch.setenv("SPECSERVE_TRACE_SLOW_S", "0")
+    async with running_pair() as pair:
+        await traced(pair, "00")
+    rounds = sink.named(telemetry.SPAN_ROUND)
+    assert len(sink.named("orchestrator.generate")) == 1
+    assert len(sink.named("spec_verify")) == len(rounds) > 1
+    assert sink.named("target.verify") == []
+
+
+async def test_rounds_and_calls_leave_no_gap(sink: Sink) -> None:
+    """The parts of a request cover it: generate is its queue, then its rounds."""
+    async with running_pair() as pair:
+        await traced(pair, "01")
+    (generate,) = sink.named("orchestrator.generate")
+    parts = [*sink.named("orchestrator.queue"), *sink.named(telemetry.SPAN_ROUND)]
+    assert parts[0].start_time_unix_nano == generate.start_time_unix_nano
+    assert abs(parts[-1].end_time_unix_nano - generate.end_time_unix_nano) <= 1000
+    for one, next_one in itertools.pairwise(parts):
+        assert abs(one.end_time_unix_nano - next_one.start_time_unix_nano) <= 1000
 
 
 async def test_unsampled_request_leaves_no_span(sink: Sink) -> None:
     """The gateway's decision not to sample holds in every service."""
     async with running_pair() as pair:
         await traced(pair, "00")
-    telemetry.shutdown_tracing()
     assert sink.spans == []
 
 
-async def test_failed_and_cancelled_requests_end_their_spans(sink: Sink) -> None:
-    """A round that its client leaves in the middle is in the trace all the same."""
+@pytest.mark.parametrize("flags", ["00", "01"])
+async def test_cancelled_requests_are_kept_sampled_or_not(sink: Sink, flags: str) -> None:
+    """A round that its client leaves in the middle is in the trace all the same.
+
+    Of a request that nobody sampled the orchestrator makes the spans of both services, from the
+    timings in their replies; theirs are missing.
+    """
+    metadata = (("traceparent", f"00-{TRACE_ID}-{GATEWAY_SPAN_ID}-{flags}"),)
     async with running_pair(TARGET + ",step_ms=3") as pair:
-        call = pair.stub.Generate(make_request(max_tokens=2000))
+        call = pair.stub.Generate(make_request(max_tokens=2000), metadata=metadata)
         await pair.take(call, Generated(), 5)
         call.cancel()
         await pair.until_idle()
-    telemetry.shutdown_tracing()
-    names = {span.span_id for span in sink.spans}
+    names = {span.span_id.hex() for span in sink.spans} | {GATEWAY_SPAN_ID}
     for span in sink.spans:
         assert span.end_time_unix_nano >= span.start_time_unix_nano
-        assert not span.parent_span_id or span.parent_span_id in names, span.name
+        assert span.trace_id.hex() == TRACE_ID
+        assert span.parent_span_id.hex() in names, span.name
+    (generate,) = sink.named("orchestrator.generate")
+    assert attributes(generate)[telemetry.ATTRIBUTE_ERROR] == "cancelled"
+    assert sink.named("spec_verify")
+    assert bool(sink.named("target.verify")) == (flags == "01")
+
+
+async def test_the_terminal_shows_what_the_ring_remembers(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """`specserve trace` over gRPC: a list, then one request's rounds, whose sums are right."""
+    async with running_pair() as pair:
+        request = make_request(max_tokens=20)
+        answer = await pair.generate(request)
+        await pair.until_idle()
+        flag = f"--orchestrator-address={pair.orchestrator.address}"
+        codes = [
+            await asyncio.to_thread(cli.main, ["trace", *words, flag])
+            for words in ([], [request.request_id], ["nobody"])
+        ]
+        stub = requests_pb2_grpc.RecentRequestsServiceStub(pair.channel)
+        found = await stub.GetRequests(requests_pb2.GetRequestsRequest(id=request.request_id))
+    said = capsys.readouterr()
+    (record,) = found.requests
+
+    assert codes == [0, 0, 1]
+    assert said.out.count(request.request_id) == 2
+    assert "draft: forwards" in said.out
+    assert "'nobody' is not remembered" in said.err
+    assert answer.record is not None
+    assert record.record.num_draft_tokens == answer.record.num_draft_tokens
+    assert sum(one.num_draft_tokens for one in record.rounds) == answer.record.num_draft_tokens
+    assert sum(one.num_emitted_tokens for one in record.rounds) == record.num_output_tokens == 20
+    assert record.state == requests_pb2.REQUEST_STATE_FINISHED
+    view = view_of(record)
+    assert abs(view.queue_s + view.stages.total_s - view.total_s) < 1e-6
+
+
+async def test_the_ring_tells_how_requests_ended() -> None:
+    """Refused, cancelled, out of time: each by its name, with the rounds that it had."""
+    async with running_pair(TARGET + ",step_ms=3") as pair:
+        refused = make_request((1, 2, 99))
+        with pytest.raises(grpc.aio.AioRpcError):
+            await pair.generate(refused)
+        left = make_request(max_tokens=2000)
+        call = pair.stub.Generate(left)
+        await pair.take(call, Generated(), 5)
+        call.cancel()
+        late = make_request(max_tokens=2000, timeout_s=0.2)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await pair.generate(late)
+        await pair.until_idle()
+        ring = pair.orchestrator.servicer.log.ring
+        ends = [ring.find(request.request_id)[0] for request in (refused, left, late)]
+
+    assert [(end.state, end.error) for end in ends] == [
+        (requests_pb2.REQUEST_STATE_FAILED, "InvalidRequest"),
+        (requests_pb2.REQUEST_STATE_CANCELLED, ""),
+        (requests_pb2.REQUEST_STATE_FAILED, "DeadlineExpired"),
+    ]
+    assert ends[0].num_rounds == 0
+    assert ends[1].num_output_tokens >= 5

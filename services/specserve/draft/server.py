@@ -24,7 +24,7 @@ async def start_draft(config: DraftConfig) -> ReplicaService:
         ConfigurationError: a port that cannot be bound.
         ModelUnavailable: the draft model cannot be loaded.
     """
-    telemetry.configure_tracing("specserve-draft")
+    tracing = telemetry.start_tracing("specserve-draft")
     tokenizer = await asyncio.to_thread(load_tokenizer, config.engine)
 
     async def start_device() -> Device:
@@ -38,6 +38,7 @@ async def start_draft(config: DraftConfig) -> ReplicaService:
         start_device,
         config.server.lease_s,
         config.server.device_restart_s,
+        tracing=tracing,
     )
 
     def register(server: grpc.aio.Server) -> None:

@@ -21,7 +21,7 @@ from specserve.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 class DraftWire:
     """ProposeCall and ProposeReply as protobuf."""
 
-    span_name = telemetry.SPAN_DRAFT
+    span_name = telemetry.SPAN_DRAFT_CALL
 
     def unpack_call(self, message: draft_pb2.ProposeCall, call_id: int) -> ProposeCall:
         """Read a call.

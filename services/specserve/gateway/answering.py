@@ -16,7 +16,6 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from opentelemetry.trace import Tracer
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
@@ -38,6 +37,7 @@ from specserve.gateway.receiving import read_body, unless_disconnected
 from specserve.gateway.requests import parse_body
 from specserve.gateway.shaping import as_event, padded, shaped
 from specserve.gateway.tenants import Tenant, key_tenant, resolve_tenant
+from specserve.telemetry import Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class Services:
     drain: Drain
     limiter: Limiter
     metrics: GatewayMetrics
-    tracer: Tracer
+    tracing: Tracing
 
 
 class GenerationAnswer(Response, Generic[BodyT]):
@@ -102,7 +102,7 @@ class GenerationAnswer(Response, Generic[BodyT]):
         request.state.request_id = self._header_id
         services = self._services
         observer = RequestObserver(
-            self._endpoint.operation, request.headers, services.metrics, services.tracer
+            self._endpoint.operation, request.headers, services.metrics, services.tracing
         )
         error: BaseException | None = None
         try:
@@ -131,7 +131,9 @@ class GenerationAnswer(Response, Generic[BodyT]):
         else:
             body = parse_body(raw, endpoint.body_type)
         check_priority(body, tenant)
-        plan = await endpoint.plan(self._request_id, body, await services.pair.ready(), tenant)
+        pair = await services.pair.ready()
+        observer.on_body()
+        plan = await endpoint.plan(self._request_id, body, pair, tenant)
         for choice in plan.choices:
             choice.tenant_salt = tenant.salt
         num_prompt_tokens = sum(plan.prompt_lengths)

@@ -14,6 +14,7 @@ from specserve.rpc.v1.generation_pb2 import (
     GetPairResponse,
     GetStatusResponse,
 )
+from specserve.rpc.v1.requests_pb2 import RequestRecord
 
 
 class GenerationBackend(Protocol):
@@ -42,6 +43,18 @@ class GenerationBackend(Protocol):
 
     async def get_status(self) -> list[GetStatusResponse]:
         """Return the live state of every orchestrator that answers in time."""
+        ...
+
+    async def get_requests(self, name: str) -> list[RequestRecord]:
+        """Return every remembered choice of one request, with its rounds, of all orchestrators.
+
+        Args:
+            name: a choice's id, that of its body, the client's own X-Request-Id or a trace id.
+        """
+        ...
+
+    async def list_requests(self, limit: int) -> list[RequestRecord]:
+        """Return the latest requests without rounds, newest first."""
         ...
 
     async def close(self) -> None:

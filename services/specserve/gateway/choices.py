@@ -94,7 +94,8 @@ async def _decode(
     try:
         async with aclosing(backend.generate(request, observer.traceparent)) as responses:
             async for response in responses:
-                block = _to_block(index, text, response)
+                with observer.detokenising():
+                    block = _to_block(index, text, response)
                 observer.on_block(block)
                 blocks.put_nowait(block)
                 if block.finish_reason is not None:

@@ -84,6 +84,9 @@ class GatewayConfig(TlsSettings):
     """Of every tenant that `tenant_limits` does not name, each for itself."""
     tenant_limits: dict[str, TenantLimits] = Field(default_factory=dict)
     """Limits by tenant, in place of those above."""
+    show_recent_requests: bool = True
+    """Answer `/v1/specserve/requests`: lengths and times of the recent requests of whoever asks, by
+    its tenant."""
     shutdown_grace_s: float = Field(10.0, ge=0)
     """How long running requests may go on after a stop signal, in seconds."""
 

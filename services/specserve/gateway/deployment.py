@@ -41,7 +41,7 @@ class GatewayDeployment:
     async def __init__(  # type: ignore[misc] # Serve awaits it
         self, config: GatewayConfig, target: EngineConfig, orchestrator: DeploymentHandle[Any]
     ) -> None:
-        telemetry.configure_tracing("specserve-gateway")
+        self._tracing = telemetry.start_tracing("specserve-gateway")
         self._tokenizer = await asyncio.to_thread(load_tokenizer, target)
         self._config = config
         self._drain = Drain()
@@ -56,7 +56,13 @@ class GatewayDeployment:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Build the HTTP application; Serve calls this after the constructor."""
-        return create_http_app(self._backend, self._tokenizer, self._config, drain=self._drain)
+        return create_http_app(
+            self._backend,
+            self._tokenizer,
+            self._config,
+            tracing=self._tracing,
+            drain=self._drain,
+        )
 
     async def describe(self) -> ReplicaDescription:
         """Return who and where this replica is, for people."""
@@ -79,7 +85,7 @@ class GatewayDeployment:
         if watching is not None:
             watching.cancel()
             await self._backend.close()
-            await asyncio.to_thread(telemetry.shutdown_tracing)
+            await asyncio.to_thread(self._tracing.shutdown)
 
 
 async def look(handle: DeploymentHandle[Any]) -> PoolView:

@@ -58,6 +58,15 @@ class LimitExceeded(errors.SpecServeError):
         return f"the limit {self.limit} of {self.value} is reached; try again later"
 
 
+class UnknownRequest(errors.InvalidRequest):
+    """No orchestrator remembers a request of this name."""
+
+    def __init__(self, name: str) -> None:
+        errors.SpecServeError.__init__(self, name)
+        self.field = "request_id"
+        self.message = f"{quoted(name)} is not remembered: it never was, or too many came since"
+
+
 class ClientDisconnected(Exception):
     """The client went away before its answer was complete; nobody is there to read another."""
 
@@ -126,6 +135,7 @@ _ROWS: dict[str, _Row] = {
     "BodyTooLarge": _Row(413, _BAD, "body_too_large"),
     "BodyTooSlow": _Row(408, _BAD, "body_too_slow"),
     "UnknownModel": _Row(404, _BAD, "model_not_found"),
+    "UnknownRequest": _Row(404, _BAD, "request_not_found"),
     "InvalidProposal": _Row(500, _INTERNAL, None, _INSIDE),
     "SessionNotFound": _Row(500, _INTERNAL, None, _INSIDE),
     "CacheMismatch": _Row(500, _INTERNAL, None, _INSIDE),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Iterable
 from typing import Any
 
 import grpc
@@ -20,6 +20,7 @@ from specserve.gateway.blocks import Round, TokenOrigin, unpack_origins, unpack_
 from specserve.gateway.liveness import HANG_S
 from specserve.gateway.orchestrators import Orchestrator, OrchestratorPool
 from specserve.gateway.rounds import merge_records, record_of
+from specserve.rpc.call_origin import CallOrigin
 from specserve.rpc.status import ERROR_KEY, from_rpc_error
 from specserve.rpc.tls import MutualTls
 from specserve.rpc.v1 import generation_pb2
@@ -31,6 +32,8 @@ from specserve.rpc.v1.generation_pb2 import (
     GetStatusRequest,
     GetStatusResponse,
 )
+from specserve.rpc.v1.requests_pb2 import GetRequestsRequest, ListRequestsRequest, RequestRecord
+from specserve.telemetry import TraceContext
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +78,7 @@ class GrpcBackend:
         rounds: list[Round] = []
         pause_s = FIRST_PAUSE_S
         give_up_at: float | None = None
+        origin = CallOrigin(TraceContext.parse(traceparent))
         while True:
             member = self._pool.choose()
             attempt = GenerateRequest()
@@ -88,7 +92,7 @@ class GrpcBackend:
             # Tokens and rounds whose record went with their orchestrator.
             lost_origins, lost_rounds = tuple(origins), tuple(rounds)
             # A call is left only by an answer that ends it, an error, or the caller's going away.
-            call = self._call(member, attempt, traceparent)
+            call = self._call(member, attempt, origin)
             with member.running(call):
                 try:
                     async for response in call:
@@ -101,6 +105,8 @@ class GrpcBackend:
                         if lost_origins and response.HasField("record"):
                             before = record_of(lost_origins, lost_rounds)
                             response.record.CopyFrom(merge_records(before, response.record))
+                        if origin.attempt and response.HasField("record"):
+                            response.record.num_failovers = origin.attempt
                         pause_s, give_up_at = FIRST_PAUSE_S, None
                         yield response
                         if response.finish_reason != generation_pb2.FINISH_REASON_UNSPECIFIED:
@@ -121,6 +127,7 @@ class GrpcBackend:
             if now + pause_s > min(give_up_at, ends_at or give_up_at):
                 raise lost
             self._pool.avoid(member)
+            origin = origin.again()
             logger.log(
                 logging.WARNING if pause_s == FIRST_PAUSE_S else logging.DEBUG,
                 "%s: lost orchestrator %s after %d tokens; asking again",
@@ -153,15 +160,43 @@ class GrpcBackend:
         answers = await asyncio.gather(*(self._status(member) for member in self._pool.members()))
         return [answer for answer in answers if answer is not None]
 
+    async def get_requests(self, name: str) -> list[RequestRecord]:
+        """Ask all orchestrators; a choice that was carried over is in the ring of each."""
+        request = GetRequestsRequest(id=name)
+        found = await self._recent(
+            member.recent.GetRequests(request, timeout=ASK_TIMEOUT_S)
+            for member in self._pool.members()
+        )
+        return sorted(found, key=lambda record: (record.arrived_unix_s, record.request_id))
+
+    async def list_requests(self, limit: int) -> list[RequestRecord]:
+        """Ask all orchestrators at once; those that do not answer are left out."""
+        request = ListRequestsRequest(limit=limit)
+        found = await self._recent(
+            member.recent.ListRequests(request, timeout=ASK_TIMEOUT_S)
+            for member in self._pool.members()
+        )
+        return sorted(found, key=lambda record: record.arrived_unix_s, reverse=True)[:limit]
+
     async def close(self) -> None:
         """Close all connections."""
         await self._pool.close()
 
     @staticmethod
-    def _call(member: Orchestrator, request: GenerateRequest, traceparent: str) -> Any:
-        metadata = (("traceparent", traceparent),) if traceparent else ()
+    def _call(member: Orchestrator, request: GenerateRequest, origin: CallOrigin) -> Any:
         timeout_s = request.timeout_s + DEADLINE_SLACK_S if request.timeout_s else None
-        return member.stub.Generate(request, metadata=metadata, timeout=timeout_s)
+        return member.stub.Generate(request, metadata=origin.metadata(), timeout=timeout_s)
+
+    @staticmethod
+    async def _recent(calls: Iterable[Awaitable[Any]]) -> list[RequestRecord]:
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        # Those that are lost, or of an older build, remember nothing.
+        return [
+            record
+            for answer in answers
+            if not isinstance(answer, BaseException)
+            for record in answer.requests
+        ]
 
     @staticmethod
     async def _status(member: Orchestrator) -> GetStatusResponse | None:

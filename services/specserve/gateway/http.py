@@ -11,8 +11,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
-from opentelemetry import trace
-from opentelemetry.trace import Tracer
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
@@ -49,10 +47,12 @@ from specserve.gateway.openapi import complete_document, errors, generation_body
 from specserve.gateway.pair import PairWatch, ServedPair
 from specserve.gateway.pool_view import add_pool_route
 from specserve.gateway.receiving import Refusal
+from specserve.gateway.request_routes import add_request_routes
 from specserve.gateway.requests import ChatRequest, CompletionRequest
 from specserve.gateway.token_routes import BODIES, add_token_routes
 from specserve.gateway.token_text import TokenTexts
 from specserve.grammar.compiler import GrammarCompiler
+from specserve.telemetry import Tracing
 
 if TYPE_CHECKING:  # it brings the tokenizer library along, which a fake does not need
     from specserve.model.tokenizer import Tokenizer
@@ -71,7 +71,7 @@ def create_http_app(
     tokenizer: Tokenizer,
     config: GatewayConfig,
     metrics: GatewayMetrics | None = None,
-    tracer: Tracer | None = None,
+    tracing: Tracing | None = None,
     drain: Drain | None = None,
 ) -> FastAPI:
     """Build the application.
@@ -81,7 +81,7 @@ def create_http_app(
         tokenizer: the target's.
         config: limits and names; host and port are the server's affair.
         metrics: where to count; None makes a registry of its own.
-        tracer: where spans go; None takes the process's own provider.
+        tracing: where spans go; None exports none.
         drain: how whoever serves the application stops it; None if nobody does with grace.
 
     Raises:
@@ -91,8 +91,8 @@ def create_http_app(
     drain = drain or Drain()
     table = tokenizer.token_table()
     pair = PairWatch(backend, config.served_model_name, config.pair_refresh_s, table.fingerprint)
-    tracer = tracer or trace.get_tracer("specserve.gateway")
-    services = Services(backend, pair, config, drain, Limiter(), metrics, tracer)
+    tracing = tracing or Tracing()
+    services = Services(backend, pair, config, drain, Limiter(), metrics, tracing)
     texts = TokenTexts(table)
     grammars = GrammarCompiler(lambda: table)
     completion = completion_endpoint(tokenizer, config, texts, grammars)
@@ -181,6 +181,8 @@ def create_http_app(
         add_console(app)
         add_pool_route(app, backend, metrics)
     add_token_routes(app, tokenizer, pair, config)
+    if config.show_recent_requests:
+        add_request_routes(app, backend, config)
     complete_document(
         app,
         (CompletionRequest, ChatRequest, *BODIES),

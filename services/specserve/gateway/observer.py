@@ -1,6 +1,6 @@
-"""One request's clock, counters and span.
+"""One request's clock, counters and spans.
 
-Knows what was sent and what came back, as numbers; knows no text. Never makes its span current: the
+Knows what was sent and what came back, as numbers; knows no text. Never makes a span current: the
 request's generator may be closed from another task, where a context token could not be undone.
 """
 
@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
-
-from opentelemetry import trace
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 from specserve.gateway.blocks import Block, Round, TokenOrigin
-from specserve.gateway.errors import ClientDisconnected
+from specserve.gateway.errors import ClientDisconnected, to_http
 from specserve.gateway.fields import GenerationFields
 from specserve.gateway.metrics import GatewayMetrics
 from specserve.gateway.plan import GenerationPlan
+from specserve.gateway.request_spans import RequestSpans
 from specserve.gateway.rounds import record_of
 from specserve.gateway.tally import Tally
-
-_PROPAGATOR = TraceContextTextMapPropagator()
+from specserve.telemetry import CANCELLED, Tracing
 
 
 class RequestObserver:
@@ -33,7 +30,7 @@ class RequestObserver:
         operation: str,
         headers: Mapping[str, str],
         metrics: GatewayMetrics,
-        tracer: Tracer,
+        tracing: Tracing,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._metrics = metrics
@@ -47,14 +44,22 @@ class RequestObserver:
         self._rounds: dict[int, list[Round]] = {}  # {choice: what was drafted}
         self._num_choices = 0
         self._tally: Tally | None = None
-        self._operation = operation
-        parent = _PROPAGATOR.extract(dict(headers))
-        self._span: Span = tracer.start_span(operation, context=parent, kind=SpanKind.SERVER)
-        self._span.set_attribute("gen_ai.operation.name", operation)
-        carrier: dict[str, str] = {}
-        _PROPAGATOR.inject(carrier, context=trace.set_span_in_context(self._span))
-        self.traceparent = carrier.get("traceparent", "")
-        """Context for the calls below; empty when the request is not traced."""
+        self._spans = RequestSpans(operation, headers, tracing, self._arrived_at)
+        self.traceparent = self._spans.context.traceparent
+        """Context for the calls below."""
+
+    def on_body(self) -> None:
+        """Note that the body was read and the pair is known: what follows is tokenising."""
+        self._spans.parsed_at = self._clock()
+
+    @contextmanager
+    def detokenising(self) -> Iterator[None]:
+        """Count the time inside as detokenising."""
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self._spans.detokenise_s += self._clock() - began
 
     @property
     def num_output_tokens(self) -> int:
@@ -67,16 +72,7 @@ class RequestObserver:
         self._num_choices = len(plan.choices)
         self._metrics.running.inc(self._num_choices)
         self._metrics.prompt_tokens.inc(sum(plan.prompt_lengths))
-        span = self._span
-        if not span.is_recording():
-            return
-        span.update_name(f"{self._operation} {plan.model}")
-        span.set_attribute("gen_ai.request.model", plan.model)
-        span.set_attribute("gen_ai.response.id", plan.request_id)
-        span.set_attribute("gen_ai.request.temperature", body.temperature)
-        span.set_attribute("gen_ai.request.top_p", body.top_p)
-        span.set_attribute("gen_ai.request.max_tokens", plan.max_tokens)
-        span.set_attribute("gen_ai.request.choice.count", plan.n)
+        self._spans.on_plan(plan, body, self._clock())
 
     def on_block(self, block: Block) -> None:
         """Note one block's arrival from the backend, whether or not the client reads it."""
@@ -90,13 +86,14 @@ class RequestObserver:
             self._first_block_at[block.index] = (now, count)
             self._metrics.time_to_first_token.observe(now - self._arrived_at)
             if len(self._first_block_at) == 1:
-                self._span.add_event("first_token")
+                self._spans.first_token_at = now
         elif count:
             share = (now - self._last_block_at[block.index]) / count
             for _ in range(count):
                 self._metrics.inter_token_latency.observe(share)
         if count:
             self._last_block_at[block.index] = now
+            self._spans.last_block_at = now
         if self._tally is not None:
             self._tally.add(block)
         if block.finish_reason is not None:
@@ -110,6 +107,7 @@ class RequestObserver:
         self._metrics.e2e_latency.observe(now - self._arrived_at)
         if block.record is not None:
             self._metrics.count_record(block.record)
+            self._spans.note_record(block.record)
         first_at, first_count = self._first_block_at.get(block.index, (now, 0))
         later = self._num_tokens[block.index] - first_count
         if later:
@@ -123,20 +121,17 @@ class RequestObserver:
             # Its tokens were emitted and counted: what speculation did for them is, too.
             record = record_of(self._origins.get(index, ()), self._rounds.get(index, ()))
             self._metrics.count_record(record)
+        name, is_our_fault = "", False
         if error is not None:
             given_up = isinstance(error, asyncio.CancelledError | ClientDisconnected)
-            name = "cancelled" if given_up else type(error).__name__
+            name = CANCELLED if given_up else type(error).__name__
+            # A body that was refused is its sender's affair: it keeps no trace.
+            is_our_fault = not isinstance(error, Exception) or to_http(error).status >= 500
+            is_our_fault = is_our_fault or given_up
             self._metrics.failure.labels(name).inc()
-            self._span.set_attribute("error.type", name)
-            # The class only: a message may quote what the client sent.
-            self._span.set_status(Status(StatusCode.ERROR, name))
+        usage = None
         if self._tally is not None:
             usage = self._tally.usage()
             self._metrics.cached_prompt_tokens.inc(usage.prompt_tokens_details.cached_tokens)
-            self._span.set_attribute("gen_ai.usage.input_tokens", usage.prompt_tokens)
-            self._span.set_attribute("gen_ai.usage.output_tokens", usage.completion_tokens)
-            self._span.set_attribute(
-                "gen_ai.response.finish_reasons",
-                [self._finish_reasons[index] for index in sorted(self._finish_reasons)],
-            )
-        self._span.end()
+        reasons = [self._finish_reasons[index] for index in sorted(self._finish_reasons)]
+        self._spans.end(self._clock(), name, usage, reasons, is_our_fault=is_our_fault)

@@ -19,6 +19,7 @@ from specserve.gateway.liveness import HANG_S, Liveness
 from specserve.rpc.channel import open_channel
 from specserve.rpc.tls import MutualTls
 from specserve.rpc.v1.generation_pb2_grpc import GenerationServiceStub
+from specserve.rpc.v1.requests_pb2_grpc import RecentRequestsServiceStub
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ class Orchestrator:
         """Event-loop time before which others are preferred."""
         self.channel: grpc.aio.Channel = open_channel(address, tls)
         self.stub = GenerationServiceStub(self.channel)
+        self.recent = RecentRequestsServiceStub(self.channel)
         self._calls: set[Any] = set()
         self._liveness = Liveness(self.channel, hang_s, self._give_up)
 

@@ -28,6 +28,7 @@ _SUMS = (
     "num_plain_tokens",
     "num_late_proposals",
     "num_target_reopens",
+    "num_failovers",
     "draft_s",
     "verify_s",
 )

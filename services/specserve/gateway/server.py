@@ -19,6 +19,7 @@ from specserve.gateway.config import GatewayConfig
 from specserve.gateway.drain import Drain
 from specserve.gateway.http import create_http_app
 from specserve.gateway.refusing import MAX_HEADER_BYTES, parser_class
+from specserve.telemetry import Tracing
 
 if TYPE_CHECKING:  # it brings the tokenizer library along, which a fake does not need
     from specserve.model.tokenizer import Tokenizer
@@ -43,6 +44,7 @@ async def serve_gateway(
     backend: GenerationBackend,
     tokenizer: Tokenizer,
     on_listening: Callable[[str, int], None] | None = None,
+    tracing: Tracing | None = None,
 ) -> None:
     """Serve until cancelled; then refuse new requests and let running ones finish for a while.
 
@@ -51,6 +53,7 @@ async def serve_gateway(
     Args:
         on_listening: told the host and the port once connections are taken; port 0 in the
             configuration lets the system choose the latter.
+        tracing: where spans go; the caller shuts it down.
 
     Raises:
         OSError: the address cannot be listened on.
@@ -59,7 +62,7 @@ async def serve_gateway(
     drain = Drain()
     server = _Server(
         uvicorn.Config(
-            create_http_app(backend, tokenizer, config, drain=drain),
+            create_http_app(backend, tokenizer, config, tracing=tracing, drain=drain),
             # What the parser itself refuses has OpenAI's shape too, but for two things: garbage
             # that comes while an answer is under way, which can only end the connection, and a
             # request that never ends, which gets no answer at all. Under Ray Serve the parser is

@@ -8,9 +8,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
-from opentelemetry import trace
-
-from specserve import telemetry
 from specserve.errors import PeerUnavailable, no_token
 from specserve.orchestrator.proposer import NOTHING_DRAFTED, Drafted, Proposer, ProposerName
 from specserve.orchestrator.record import Record, TokenOrigin, origins_of
@@ -49,7 +46,6 @@ class Decoder:
         proposer: Proposer | None,
         trimmer: Trimmer,
         length: RequestLength,
-        span: trace.Span,
         *,
         vocab_size: int,
         synthetic: SyntheticAcceptance | None = None,
@@ -61,10 +57,8 @@ class Decoder:
         self._proposer = proposer
         self._trimmer = trimmer
         self._length = length
-        self._span = span
         self._vocab_size = vocab_size
         self._synthetic = synthetic
-        self._tracer = trace.get_tracer("specserve.orchestrator")
 
     async def decode(self) -> AsyncGenerator[Committed, None]:
         """Yield committed blocks until the request is finished.
@@ -77,20 +71,14 @@ class Decoder:
         """
         finished = False
         while not finished:
-            span = self._start_round()
-            traceparent = telemetry.to_traceparent(span)
-            try:
-                drafted = await self._propose(traceparent)
-                proposal, num_steps = drafted.proposal, self._length.choice.num_steps
-                scored = await self._target.verify(
-                    proposal, 1 if proposal.draft_token_ids else num_steps, traceparent
-                )
-            except BaseException:
-                span.end()
-                raise
+            traceparent = self._state.trace.begin_round()
+            drafted = await self._propose(traceparent)
+            proposal, num_steps = drafted.proposal, self._length.choice.num_steps
+            scored = await self._target.verify(
+                proposal, 1 if proposal.draft_token_ids else num_steps, traceparent
+            )
             while True:
                 committed = self._commit(drafted, scored)
-                self._end_round(span, drafted, committed)
                 finished = committed.emission.finish_reason is not None
                 if finished and scored.more_follows:
                     self._target.give_up_decode_ahead()
@@ -136,6 +124,14 @@ class Decoder:
         self.record.add_choice(choice.num_speculative_tokens, choice.reason)
         self.record.draft_s += drafted.wait_s
         self.record.verify_s += scored.wait_s
+        state.trace.note_commit(
+            choice,
+            drafted.proposer,
+            len(proposal.draft_token_ids),
+            verdict.num_accepted,
+            emission.num_tokens,
+            (state.committed_length, state.draft.cached_length, state.target.cached_length),
+        )
         return Committed(
             token_ids[: emission.num_tokens],
             emission,
@@ -165,27 +161,3 @@ class Decoder:
                 proposal, scored.scores, draws, self._synthetic, self._vocab_size
             )
         return accept(proposal, scored.scores, draws, rule, drafted.token_probs)
-
-    def _start_round(self) -> trace.Span:
-        if not self._span.is_recording():
-            return trace.INVALID_SPAN
-        return self._tracer.start_span(
-            telemetry.SPAN_ROUND, context=trace.set_span_in_context(self._span)
-        )
-
-    def _end_round(self, span: trace.Span, drafted: Drafted, committed: Committed) -> None:
-        if span.is_recording():
-            state, choice = self._state, self._length.choice
-            span.set_attributes(
-                {
-                    telemetry.ATTRIBUTE_NUM_SPECULATIVE_TOKENS: choice.num_speculative_tokens,
-                    telemetry.ATTRIBUTE_LENGTH_REASON: choice.reason,
-                    telemetry.ATTRIBUTE_NUM_DRAFT_TOKENS: len(drafted.proposal.draft_token_ids),
-                    telemetry.ATTRIBUTE_NUM_ACCEPTED_TOKENS: committed.num_accepted,
-                    telemetry.ATTRIBUTE_PROPOSER: drafted.proposer or "",
-                    telemetry.ATTRIBUTE_COMMITTED_LENGTH: state.committed_length,
-                    telemetry.ATTRIBUTE_TARGET_CACHED_LENGTH: state.target.cached_length,
-                    telemetry.ATTRIBUTE_DRAFT_CACHED_LENGTH: state.draft.cached_length,
-                }
-            )
-            span.end()

@@ -15,6 +15,7 @@ from specserve.errors import CacheMismatch, InvalidProposal, SpecServeError
 from specserve.orchestrator.pool import DraftLink, Pool
 from specserve.orchestrator.proposer import EMPTY_PROPOSAL, NOTHING_DRAFTED, Drafted
 from specserve.orchestrator.request_state import CallPlan, RequestState
+from specserve.orchestrator.request_trace import LATE
 from specserve.rpc import codec, status
 from specserve.rpc.pending import PendingCall
 from specserve.rpc.v1 import common_pb2, draft_pb2
@@ -57,6 +58,7 @@ class DraftSession:
         self._clock = clock
         self._pending: PendingCall[draft_pb2.ProposeCall, draft_pb2.ProposeReply] | None = None
         self._plan: CallPlan | None = None
+        self._sent_at = 0.0
         self._num_asked = 0
         self._token_probs: tuple[float, ...] | None = None
         self._unread: tuple[CallPlan, int, tuple[int, ...]] | None = None
@@ -150,6 +152,7 @@ class DraftSession:
         self._plan = plan
         self._num_asked = num_speculative_tokens
         self._unread = None
+        self._sent_at = self._clock()
         self._pending = self.link.send(call, call_id)
 
     async def _collect(self) -> Drafted:
@@ -162,13 +165,16 @@ class DraftSession:
             reply = await pending.next(self._timeout_s)
         except TimeoutError:
             self.num_late += 1
+            self._write_down(error=LATE)
             if self.link is not None:
                 # The draft stops before its next token; its append completes and is reported.
                 self.link.hurry(pending.call_id)
             return self._drafted(EMPTY_PROPOSAL, None, began)
         except SpecServeError as error:
+            self._write_down(error=type(error).__name__)
             self._on_error(error)
             return self._drafted(EMPTY_PROPOSAL, None, began)
+        self._write_down(reply)
         proposal = self._take(reply)
         return self._drafted(proposal, reply.timing, began)
 
@@ -186,10 +192,34 @@ class DraftSession:
         try:
             reply = self._pending.poll()
         except SpecServeError as error:
+            self._write_down(error=type(error).__name__, is_background=True)
             self._on_error(error)
             return
         if reply is not None:
+            self._write_down(reply, is_background=True)
             self._take(reply)
+
+    def _write_down(
+        self,
+        reply: draft_pb2.ProposeReply | None = None,
+        *,
+        error: str = "",
+        is_background: bool = False,
+    ) -> None:
+        """Note the call in flight, which has ended or is waited for no longer."""
+        if self.link is None or self._plan is None:
+            return
+        answered = reply is not None and not reply.HasField("error")
+        self._state.trace.note_call(
+            "draft",
+            self.link,
+            self._sent_at,
+            epoch=self._plan.epoch,
+            timing=reply.timing if reply is not None and answered else None,
+            num_replies=int(answered),
+            error=error if reply is None or answered else reply.error.error,
+            is_background=is_background,
+        )
 
     def _take(self, reply: draft_pb2.ProposeReply) -> Proposal:
         state, plan = self._state, self._plan

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from specserve.config import SpeculativeMethod
+from specserve.orchestrator.request_trace import RequestTrace
 from specserve.orchestrator.routing import Demand
 from specserve.speculation.digest import TokenChain
 from specserve.speculation.types import Proposal, SamplingParams, Verification
@@ -87,6 +88,8 @@ class RequestState:
     """Of the prompt's beginning (`routing.py`); sessions with the same one go to one replica."""
     target: CacheView = field(default_factory=CacheView)
     draft: CacheView = field(default_factory=CacheView)
+    trace: RequestTrace = field(default_factory=RequestTrace)
+    """Where its rounds and calls are written down."""
 
     @property
     def committed_length(self) -> int:

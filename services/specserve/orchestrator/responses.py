@@ -71,9 +71,9 @@ def nothing_decoded(num_speculative_tokens: int) -> generation_pb2.GenerateRespo
     )
 
 
-def record_message(record: Record, *, detailed: bool) -> generation_pb2.SpeculationRecord:
-    """Write what speculation did for a choice."""
-    message = generation_pb2.SpeculationRecord(
+def record_message(record: Record) -> generation_pb2.SpeculationRecord:
+    """Write what speculation did for a choice, as sums."""
+    return generation_pb2.SpeculationRecord(
         num_spec_steps=record.num_spec_steps,
         num_plain_steps=record.num_plain_steps,
         num_draft_tokens=record.num_draft_tokens,
@@ -94,10 +94,10 @@ def record_message(record: Record, *, detailed: bool) -> generation_pb2.Speculat
             for name, counts in record.proposers.items()
         ],
     )
-    if detailed:
-        message.per_step_drafted.extend(record.per_step_drafted)
-        message.per_step_accepted.extend(record.per_step_accepted)
-        message.per_step_proposer.extend(
-            codec.pack_method(name) for name in record.per_step_proposer
-        )
-    return message
+
+
+def add_steps(message: generation_pb2.SpeculationRecord, record: Record) -> None:
+    """Add what each of its rounds did."""
+    message.per_step_drafted.extend(record.per_step_drafted)
+    message.per_step_accepted.extend(record.per_step_accepted)
+    message.per_step_proposer.extend(codec.pack_method(name) for name in record.per_step_proposer)

@@ -18,11 +18,21 @@ from specserve.orchestrator.pair import Pair
 from specserve.orchestrator.pool_metrics import PoolCollector
 from specserve.orchestrator.process_metrics import ProcessCollector
 from specserve.orchestrator.proposers import Proposers
+from specserve.orchestrator.recent_requests import RecentRequests
+from specserve.orchestrator.recent_requests_servicer import RecentRequestsServicer
+from specserve.orchestrator.request_log import RequestLog
 from specserve.orchestrator.servicer import GenerationServicer
 from specserve.orchestrator.synthetic import synthetic_acceptance
 from specserve.rpc.server import GrpcServer, new_replica_id
 from specserve.rpc.tls import MutualTls
-from specserve.rpc.v1 import admin_pb2, admin_pb2_grpc, generation_pb2, generation_pb2_grpc
+from specserve.rpc.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    generation_pb2,
+    generation_pb2_grpc,
+    requests_pb2,
+    requests_pb2_grpc,
+)
 from specserve.speculation.length_choice import SpeculationMode
 
 logger = logging.getLogger(__name__)
@@ -39,6 +49,7 @@ class RunningOrchestrator:
         length: LengthControl,
         registry: CollectorRegistry,
         server: GrpcServer,
+        tracing: telemetry.Tracing,
     ) -> None:
         self.replica_id = replica_id
         self.pair = pair
@@ -47,6 +58,7 @@ class RunningOrchestrator:
         self.registry = registry
         """What /metrics shows."""
         self._server = server
+        self._tracing = tracing
 
     @property
     def address(self) -> str:
@@ -70,6 +82,7 @@ class RunningOrchestrator:
         """Stop serving, then drop the links; what is left is cancelled and its KV freed."""
         await self._server.stop()
         await self.pair.close()
+        await asyncio.to_thread(self._tracing.shutdown)
 
     def failure(self) -> str | None:
         """Say why this orchestrator can no longer serve; None while it can."""
@@ -91,14 +104,16 @@ async def start_orchestrator(config: OrchestratorConfig) -> RunningOrchestrator:
         ConfigurationError: the port cannot be bound, certificates cannot be read, or settings
             contradict one another.
     """
-    telemetry.configure_tracing("specserve-orchestrator")
+    tracing = telemetry.start_tracing("specserve-orchestrator")
     replica_id = new_replica_id("orchestrator")
     tls = MutualTls.of(config.server)
     pair = Pair(config, tls)
     metrics = telemetry.RoundMetrics()
     proposers = Proposers(config, pair.drafts)
     length = LengthControl(config)
-    servicer = GenerationServicer(config, pair, proposers, length, metrics, replica_id)
+    ring = RecentRequests(config.num_recent_requests, config.recent_requests_bytes)
+    log = RequestLog(ring, tracing, replica_id)
+    servicer = GenerationServicer(config, pair, proposers, length, metrics, replica_id, log)
     metrics.registry.register(
         LengthCollector(length, lambda: length.mode is not SpeculationMode.OFF and pair.may_draft)
     )
@@ -125,13 +140,19 @@ async def start_orchestrator(config: OrchestratorConfig) -> RunningOrchestrator:
     names = [
         generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name,
         admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name,
+        requests_pb2.DESCRIPTOR.services_by_name["RecentRequestsService"].full_name,
     ]
     server = GrpcServer(config.server, names, metrics.registry, tls)
 
     def register(grpc_server: grpc.aio.Server) -> None:
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, grpc_server)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, grpc_server)
+        requests_pb2_grpc.add_RecentRequestsServiceServicer_to_server(
+            RecentRequestsServicer(ring), grpc_server
+        )
 
     await server.start(register)
     pair.start()
-    return RunningOrchestrator(replica_id, pair, servicer, length, metrics.registry, server)
+    return RunningOrchestrator(
+        replica_id, pair, servicer, length, metrics.registry, server, tracing
+    )

@@ -13,7 +13,6 @@ from contextlib import aclosing
 from typing import Any
 
 import grpc
-from opentelemetry import trace
 
 from specserve import telemetry
 from specserve.config import OrchestratorConfig
@@ -29,14 +28,21 @@ from specserve.orchestrator.prompt_scorer import largest_block, score_prompt
 from specserve.orchestrator.proposer import Proposer
 from specserve.orchestrator.proposers import Proposers
 from specserve.orchestrator.request_length import RequestLength
+from specserve.orchestrator.request_log import LoggedRequest, RequestLog
 from specserve.orchestrator.request_state import RequestState
-from specserve.orchestrator.responses import block_response, nothing_decoded, record_message
+from specserve.orchestrator.responses import (
+    add_steps,
+    block_response,
+    nothing_decoded,
+    record_message,
+)
 from specserve.orchestrator.routing import Demand
 from specserve.orchestrator.synthetic import synthetic_acceptance
 from specserve.orchestrator.target_session import TargetSession
 from specserve.orchestrator.trimming import Trimmer
 from specserve.orchestrator.vocabulary import Vocabulary, check_same_model
 from specserve.rpc import codec
+from specserve.rpc.call_origin import CallOrigin
 from specserve.rpc.v1 import common_pb2, generation_pb2, generation_pb2_grpc
 from specserve.speculation.length_choice import SpeculationMode
 
@@ -56,6 +62,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         length: LengthControl,
         metrics: telemetry.RoundMetrics,
         orchestrator_id: str,
+        log: RequestLog,
     ) -> None:
         self.draining = False
         self.num_rounds = 0
@@ -65,6 +72,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self._length = length
         self._metrics = metrics
         self._orchestrator_id = orchestrator_id
+        self.log = log
         self.queue = AdmissionQueue(
             max_running=config.max_num_requests,
             max_waiting=config.max_num_waiting,
@@ -72,7 +80,6 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             has_room=self._has_room,
         )
         pair.targets.on_load = self.queue.look
-        self._tracer = trace.get_tracer("specserve.orchestrator")
         self._synthetic = synthetic_acceptance(config.speculative)
 
     def start_drain(self) -> None:
@@ -101,19 +108,19 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             raise Draining(self._orchestrator_id)
         # NaN is no time to wait for; admission names the field.
         timeout_s = request.timeout_s if request.timeout_s > 0 else None
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._generate(request, context)
-        except TimeoutError:
-            raise DeadlineExpired("the request", request.timeout_s) from None
+        origin = CallOrigin.of(context.invocation_metadata())
+        with self.log.request(request, origin.parent, origin.attempt) as logged:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._generate(request, context, logged)
+            except TimeoutError:
+                raise DeadlineExpired("the request", request.timeout_s) from None
 
-    async def _generate(self, request: generation_pb2.GenerateRequest, context: Context) -> None:
-        parent = telemetry.from_traceparent(_traceparent_of(context))
-        span = self._tracer.start_span(
-            "orchestrator.generate", context=parent, kind=trace.SpanKind.SERVER
-        )
+    async def _generate(
+        self, request: generation_pb2.GenerateRequest, context: Context, logged: LoggedRequest
+    ) -> None:
         outbox = Outbox()
-        decoding = asyncio.create_task(self._decode(request, span, outbox))
+        decoding = asyncio.create_task(self._decode(request, logged, outbox))
         decoding.add_done_callback(lambda _: outbox.close())
         try:
             while (response := await outbox.take()) is not None:
@@ -122,21 +129,20 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         finally:
             decoding.cancel()
             await asyncio.gather(decoding, return_exceptions=True)
-            span.end()
 
     async def _decode(
-        self, request: generation_pb2.GenerateRequest, span: trace.Span, outbox: Outbox
+        self, request: generation_pb2.GenerateRequest, logged: LoggedRequest, outbox: Outbox
     ) -> None:
         """Decode a choice; cancelling frees both KV caches."""
         vocabulary = await self._pair.wait_ready(self._config.reopen_timeout_s)
         with self._pair.in_use():
-            await self._decode_on(vocabulary, request, span, outbox)
+            await self._decode_on(vocabulary, request, logged, outbox)
 
     async def _decode_on(
         self,
         vocabulary: Vocabulary,
         request: generation_pb2.GenerateRequest,
-        span: trace.Span,
+        logged: LoggedRequest,
         outbox: Outbox,
     ) -> None:
         pair = self._pair
@@ -148,15 +154,16 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             pair.targets.block_size,
         )
         state, trimmer = admit(request, vocabulary, limits)
+        logged.admitted(state)
         try:
             async with self.queue.admitted(
                 state.demand, request.priority, is_resumed=bool(request.committed_token_ids)
             ):
-                await self._score_prompt(request, state, span, outbox)
+                await self._score_prompt(request, state, logged, outbox)
                 if request.max_tokens == 0:
                     outbox.put(nothing_decoded(state.num_speculative_tokens))
                     return
-                await self._run(vocabulary, request, state, trimmer, span, outbox)
+                await self._run(vocabulary, request, state, trimmer, logged, outbox)
         except Overloaded:
             self._metrics.refused.inc()
             raise
@@ -165,7 +172,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self,
         request: generation_pb2.GenerateRequest,
         state: RequestState,
-        span: trace.Span,
+        logged: LoggedRequest,
         outbox: Outbox,
     ) -> None:
         """Send the prompt's log-probabilities, if they are asked for."""
@@ -177,7 +184,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             request.num_prompt_logprobs_received,
             lambda scored: self._open_target(scored, request),
             largest_block(self._pair.targets),
-            telemetry.to_traceparent(span),
+            logged.trace.context.traceparent if logged.trace.context.is_sampled else "",
         )
         async with aclosing(scores) as blocks:
             async for logprobs in blocks:
@@ -208,7 +215,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         request: generation_pb2.GenerateRequest,
         state: RequestState,
         trimmer: Trimmer,
-        span: trace.Span,
+        logged: LoggedRequest,
         outbox: Outbox,
     ) -> None:
         """Decode an admitted choice."""
@@ -222,11 +229,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             proposer,
             trimmer,
             length,
-            span,
             vocab_size=vocabulary.table.vocab_size,
             synthetic=self._synthetic,
         )
         is_first = True
+        finish_reason = generation_pb2.FINISH_REASON_UNSPECIFIED
         try:
             async with aclosing(decoder.decode()) as rounds:
                 async for committed in rounds:
@@ -237,13 +244,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                     if committed.emission.finish_reason is not None:
                         # Free the KV before anything else; a slow reader holds none of it.
                         decoder.close()
-                        record = record_message(decoder.record, detailed=request.include_origins)
-                        record.num_late_proposals = proposer.num_late if proposer else 0
-                        record.num_target_reopens = target.num_reopens
-                        if not request.num_prompt_logprobs_plus_one:
-                            # What scoring the prompt has just put there was not cached before.
-                            record.cached_prompt_tokens = target.cached_prompt_tokens
-                        record.num_speculative_tokens = state.num_speculative_tokens
+                        finish_reason = response.finish_reason
+                        record = _record_of(decoder, target, proposer, request, state)
+                        if request.include_origins:
+                            add_steps(record, decoder.record)
                         response.record.CopyFrom(record)
                         num_cut = committed.num_accepted + 1 - len(committed.token_ids)
                         self._proposers.finished(state, request.tenant_salt, num_cut)
@@ -251,6 +255,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         finally:
             decoder.close()
             self._count(decoder, target, proposer)
+            record = _record_of(decoder, target, proposer, request, state)
+            logged.note_record(record, finish_reason)
 
     def _count(self, decoder: Decoder, target: TargetSession, proposer: Proposer | None) -> None:
         record, metrics = decoder.record, self._metrics
@@ -313,8 +319,18 @@ def _opening(
     return codec.pack_opening(SessionOpening(state.sampling, request.tenant_salt, request.priority))
 
 
-def _traceparent_of(context: Context) -> str:
-    for key, value in context.invocation_metadata() or ():
-        if key == "traceparent":
-            return str(value)
-    return ""
+def _record_of(
+    decoder: Decoder,
+    target: TargetSession,
+    proposer: Proposer | None,
+    request: generation_pb2.GenerateRequest,
+    state: RequestState,
+) -> generation_pb2.SpeculationRecord:
+    record = record_message(decoder.record)
+    record.num_late_proposals = proposer.num_late if proposer else 0
+    record.num_target_reopens = target.num_reopens
+    if not request.num_prompt_logprobs_plus_one:
+        # What scoring the prompt has just put there was not cached before.
+        record.cached_prompt_tokens = target.cached_prompt_tokens
+    record.num_speculative_tokens = state.num_speculative_tokens
+    return record

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from specserve.errors import PeerUnavailable
+from specserve.errors import PeerUnavailable, SpecServeError
 from specserve.orchestrator.pool import TargetLink
 from specserve.orchestrator.request_state import RequestState
 from specserve.orchestrator.target_call import Scored, TargetCall, pack_verify_call
@@ -66,7 +66,8 @@ class TargetAttachment:
         )
         link.sessions.add(state.session_id)
         pending = link.send(message, message.session.call_id, streaming=num_decode_steps > 1)
-        self._call = TargetCall(plan, pending, proposal.draft_token_ids, self._clock())
+        now = self._clock()
+        self._call = TargetCall(plan, pending, proposal.draft_token_ids, now, now)
 
     async def receive(self) -> Scored:
         """Wait for the next reply of the call in flight.
@@ -81,12 +82,21 @@ class TargetAttachment:
         try:
             reply = await self._next_reply(call)
         except TimeoutError:
+            self._write_down(call, error=PeerUnavailable.__name__)
             self.give_up_call()
             raise PeerUnavailable("target", f"no answer within {self._call_timeout_s} s") from None
+        except SpecServeError as error:
+            self._write_down(call, error=type(error).__name__)
+            raise
         if reply.HasField("error"):
             self.forget_call()
+            self._write_down(call, error=reply.error.error)
             raise status.from_call_error(reply.error, self._state.request_id, call.plan.keep_length)
-        return call.read(reply, self._clock())
+        scored = call.read(reply, self._clock())
+        call.timing = reply.timing
+        if not reply.more_follows:
+            self._write_down(call)
+        return scored
 
     async def _next_reply(self, call: TargetCall) -> target_pb2.VerifyReply:
         """Wait for a reply that was not read before, whatever the way here did to their order."""
@@ -94,7 +104,8 @@ class TargetAttachment:
         try:
             while not reply.HasField("error") and call.is_repeat(reply):
                 reply = await call.pending.next(self._call_timeout_s)
-        except PeerUnavailable:
+        except PeerUnavailable as error:
+            self._write_down(call, error=type(error).__name__)
             self.give_up_call()
             raise
         return reply
@@ -111,12 +122,28 @@ class TargetAttachment:
         """Tell the replica that no more replies are wanted."""
         if self._call is not None and self._call.is_open:
             self.link.cancel(self._call.pending.call_id)
+            self._write_down(self._call)
         self.forget_call()
 
     def forget_call(self) -> None:
         """Await no more replies: none are due, or the stream that they came on is cut."""
         if self._call is not None:
             self._call.is_open = False
+
+    def _write_down(self, call: TargetCall, error: str = "") -> None:
+        """Note a call that no more replies are read of. Once: later ends of it are none."""
+        if call.is_written_down:
+            return
+        call.is_written_down = True
+        self._state.trace.note_call(
+            "target",
+            self.link,
+            call.began_at,
+            epoch=call.plan.epoch,
+            timing=call.timing,
+            num_replies=call.num_replies,
+            error=error,
+        )
 
     def close(self) -> None:
         """Give up what is in flight and free the session. Idempotent."""

@@ -37,6 +37,8 @@ class TargetCall:
     plan: CallPlan
     pending: PendingCall[target_pb2.VerifyCall, target_pb2.VerifyReply]
     draft_token_ids: tuple[int, ...]
+    began_at: float
+    """When it was sent."""
     sent_at: float
     """Or when its last reply came."""
     decoded_token_ids: tuple[int, ...] = ()
@@ -48,6 +50,11 @@ class TargetCall:
     decode-ahead what the target has fed back to itself."""
     is_open: bool = True
     """Replies are still due."""
+    num_replies: int = 0
+    timing: common_pb2.CallTiming | None = None
+    """Of its last reply; None before the first."""
+    is_written_down: bool = False
+    """It is in the request's trace."""
 
     def is_repeat(self, reply: target_pb2.VerifyReply) -> bool:
         """Say whether a token of decode-ahead has been read before.
@@ -73,6 +80,7 @@ class TargetCall:
         """
         opened_epoch = self.plan.epoch if self.plan.opens and self.cached_length is None else 0
         self.is_open = reply.more_follows
+        self.num_replies += 1
         replacement = codec.unpack_ids(reply.replacement_token_ids, "replacement_token_ids")
         self.cached_length = reply.cached_length
         self.held_token_ids = self.draft_token_ids or self.decoded_token_ids

@@ -10,8 +10,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from opentelemetry import trace
-
+from specserve.rpc.call_span import CallSpan
 from specserve.rpc.frame_stream import FrameStream
 
 
@@ -25,8 +24,8 @@ class CallInFlight:
     """The caller's number, unique on its stream."""
     session_id: str
     step: int
-    span: trace.Span
-    """Ends with the call; INVALID_SPAN when the request is not traced."""
+    span: CallSpan | None
+    """Ends with the call; None when the request is not traced."""
 
 
 class CallTable:
@@ -62,7 +61,8 @@ class CallTable:
         call = self._calls.pop(number, None)
         if call is not None:
             self._by_wire_id.pop((call.stream, call.wire_call_id), None)
-            call.span.end()
+            if call.span is not None:
+                call.span.end()
 
     def forget_stream(self, stream: FrameStream) -> None:
         """Drop the calls of a stream that has ended: their answers find nobody."""

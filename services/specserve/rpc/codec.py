@@ -81,7 +81,7 @@ def pack_probs(probs: SparseProbs | None) -> tuple[int, bytes, bytes]:
 def pack_sampling(params: SamplingParams) -> common_pb2.SamplingParams:
     """Write sampling parameters."""
     return common_pb2.SamplingParams(
-        rule=_RULES[params.rule],
+        rule=pack_rule(params.rule),
         seed=params.seed,
         choice=params.choice,
         temperature=params.temperature,
@@ -92,6 +92,11 @@ def pack_sampling(params: SamplingParams) -> common_pb2.SamplingParams:
         num_logprobs_plus_one=params.num_logprobs + 1,
         constraints=None if params.constraints is None else pack_constraints(params.constraints),
     )
+
+
+def pack_rule(rule: AcceptanceRule) -> common_pb2.AcceptanceRule:
+    """Write an acceptance rule."""
+    return _RULES[rule]
 
 
 def unpack_sampling(message: common_pb2.SamplingParams) -> SamplingParams:

@@ -16,18 +16,18 @@ from functools import partial
 from typing import Any
 
 import grpc
-from opentelemetry import trace
 
 from specserve.errors import Draining, PeerUnavailable, SessionNotFound, SpecServeError
 from specserve.model.device import Device
 from specserve.model.messages import CallFailed, Cancel, EngineLoad, EngineOutput, Release, Reply
 from specserve.rpc import codec
-from specserve.rpc.call_span import note_error, note_timing, start_call_span
+from specserve.rpc.call_span import start_call_span
 from specserve.rpc.call_table import CallInFlight, CallTable
 from specserve.rpc.device_supervisor import DeviceSupervisor
 from specserve.rpc.frame_stream import FrameStream
 from specserve.rpc.leases import Leases
 from specserve.rpc.wire import Wire
+from specserve.telemetry import Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +43,7 @@ class ReplicaServer:
         lease_s: float,
         device_restart_s: float,
         clock: Callable[[], float] = time.monotonic,
+        tracing: Tracing | None = None,
     ) -> None:
         self.replica_id = replica_id
         self._drain_end: float | None = None
@@ -64,7 +65,7 @@ class ReplicaServer:
         self._num_held = 0
         """Sessions on the device by its last output."""
         self._stopping = asyncio.Event()
-        self._tracer = trace.get_tracer("specserve.replica")
+        self._tracing = tracing or Tracing()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -154,7 +155,7 @@ class ReplicaServer:
             )
             return
         span = start_call_span(
-            self._tracer, self._wire.span_name, session.traceparent, self.replica_id
+            self._tracing, self._wire.span_name, session.traceparent, self.replica_id
         )
         self._calls.add(
             number, CallInFlight(stream, session.call_id, session.session_id, session.step, span)
@@ -175,7 +176,8 @@ class ReplicaServer:
 
     def _answer(self, reply: Reply, call: CallInFlight) -> Any:
         if isinstance(reply, CallFailed):
-            note_error(call.span, reply.error)
+            if call.span is not None:
+                call.span.note_error(reply.error)
             if isinstance(reply.error, SessionNotFound):
                 self._leases.end(reply.session_id)
             self._calls.forget(reply.call_id)
@@ -183,7 +185,8 @@ class ReplicaServer:
                 call.wire_call_id, reply.session_id, reply.step, reply.error
             )
         if not getattr(reply, "more_follows", False):
-            note_timing(call.span, reply.timing)
+            if call.span is not None:
+                call.span.note_timing(reply.timing)
             self._calls.forget(reply.call_id)
         return self._wire.pack_reply(reply, call.wire_call_id)
 
@@ -226,3 +229,4 @@ class ReplicaServer:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._supervisor.close()
+        await asyncio.to_thread(self._tracing.shutdown)

@@ -12,7 +12,6 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from specserve import telemetry
 from specserve.errors import PeerUnavailable
 from specserve.rpc.server import RunningService
 
@@ -86,7 +85,6 @@ class ServiceReplica:
         if service is not None:
             await service.drain(self._drain_deadline_s)
             await service.stop()
-            await asyncio.to_thread(telemetry.shutdown_tracing)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ async def start_target(config: TargetConfig) -> ReplicaService:
         ConfigurationError: the model cannot be rolled back, or a port cannot be bound.
         ModelUnavailable: the model cannot be loaded.
     """
-    telemetry.configure_tracing("specserve-target")
+    tracing = telemetry.start_tracing("specserve-target")
     tokenizer = await asyncio.to_thread(load_tokenizer, config.engine)
 
     async def start_device() -> Device:
@@ -38,6 +38,7 @@ async def start_target(config: TargetConfig) -> ReplicaService:
         start_device,
         config.server.lease_s,
         config.server.device_restart_s,
+        tracing=tracing,
     )
 
     def register(server: grpc.aio.Server) -> None:

@@ -26,7 +26,7 @@ MAX_DECODE_STEPS = 256
 class TargetWire:
     """VerifyCall and VerifyReply as protobuf."""
 
-    span_name = telemetry.SPAN_VERIFY
+    span_name = telemetry.SPAN_TARGET_CALL
 
     def unpack_call(self, message: target_pb2.VerifyCall, call_id: int) -> VerifyCall:
         """Read a call.

@@ -61,13 +61,13 @@ async def _serve(
     from specserve.model.tokenizer import load_tokenizer
     from specserve.rpc.tls import MutualTls
 
-    telemetry.configure_tracing("specserve-gateway")
+    tracing = telemetry.start_tracing("specserve-gateway")
     signals = stop_signals(stop_on_eof)
     tokenizer = await asyncio.to_thread(load_tokenizer, target)
     backend = GrpcBackend(
         addresses, config.failover_timeout_s, MutualTls.of(config), config.orchestrator_hang_s
     )
-    serving = asyncio.create_task(serve_gateway(config, backend, tokenizer, _say_ready))
+    serving = asyncio.create_task(serve_gateway(config, backend, tokenizer, _say_ready, tracing))
     stopping = asyncio.create_task(signals.get())
     await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
     if stopping.done():
@@ -79,7 +79,7 @@ async def _serve(
     try:
         await serving
     except asyncio.CancelledError:
-        await asyncio.to_thread(telemetry.shutdown_tracing)
+        await asyncio.to_thread(tracing.shutdown)
     except OSError as error:
         raise ConfigurationError(
             f"cannot listen on {config.host}:{config.port}: {error.strerror or error}"

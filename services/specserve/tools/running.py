@@ -100,17 +100,10 @@ async def _serve(
     watching.cancel()
     stopping.cancel()
     await service.stop()
-    await _flush_spans()
     if watching.done() and not watching.cancelled():
         warn(f"specserve {role}: {watching.result()}")
         return 1
     return 0
-
-
-async def _flush_spans() -> None:
-    from specserve import telemetry  # with it come the exporters, which a refusal need not load
-
-    await asyncio.to_thread(telemetry.shutdown_tracing)
 
 
 async def _watch(service: RunningService) -> str:

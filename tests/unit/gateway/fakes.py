@@ -13,7 +13,6 @@ from typing import Any
 import httpx
 import numpy as np
 from fastapi import FastAPI
-from opentelemetry.trace import Tracer
 
 from specserve.gateway.config import GatewayConfig
 from specserve.gateway.http import create_http_app
@@ -28,6 +27,8 @@ from specserve.rpc.v1.generation_pb2 import (
     GetStatusResponse,
     SpeculationRecord,
 )
+from specserve.rpc.v1.requests_pb2 import RequestRecord
+from specserve.telemetry import Tracing
 
 EOS = 256
 VOCAB_SIZE = 300
@@ -111,6 +112,7 @@ class FakeBackend:
         self.pair = pair()
         self.pair_error: Exception | None = None
         self.statuses: list[GetStatusResponse] = []
+        self.records: list[RequestRecord] = []
         self.num_pair_calls = 0
 
     async def generate(
@@ -145,6 +147,14 @@ class FakeBackend:
     async def get_status(self) -> list[GetStatusResponse]:
         """Return what was set."""
         return self.statuses
+
+    async def get_requests(self, name: str) -> list[RequestRecord]:
+        """Return those of that id."""
+        return [record for record in self.records if record.request_id == name]
+
+    async def list_requests(self, limit: int) -> list[RequestRecord]:
+        """Return as many as were set."""
+        return self.records[:limit]
 
     async def close(self) -> None:
         """Nothing to close."""
@@ -184,11 +194,11 @@ def pair(**fields: Any) -> GetPairResponse:
 def make_app(
     backend: FakeBackend,
     metrics: GatewayMetrics | None = None,
-    tracer: Tracer | None = None,
+    tracing: Tracing | None = None,
     **config: Any,
 ) -> FastAPI:
     """Build the application over a fake."""
-    return create_http_app(backend, ByteTokenizer(), GatewayConfig(**config), metrics, tracer)
+    return create_http_app(backend, ByteTokenizer(), GatewayConfig(**config), metrics, tracing)
 
 
 def make_client(

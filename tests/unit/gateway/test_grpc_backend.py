@@ -40,6 +40,7 @@ from specserve.rpc.v1.generation_pb2_grpc import (
 )
 from unit.gateway.fakes import LENGTH, STOP, block, logprob, pair
 
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 TEXT = b"abcdefgh"
 """What every fake orchestrator would say in full, one token per byte."""
 
@@ -168,11 +169,11 @@ async def test_a_choice_is_streamed_to_its_end() -> None:
     async with serving(servicer) as addresses:
         backend = GrpcBackend(addresses)
         request = GenerateRequest(request_id="r", max_tokens=8, timeout_s=60)
-        responses = [r async for r in backend.generate(request, "00-aa-bb-01")]
+        responses = [r async for r in backend.generate(request, PARENT)]
         await backend.close()
 
     assert b"".join(r.text for r in responses) == TEXT
-    assert servicer.metadata[0]["traceparent"] == "00-aa-bb-01"
+    assert servicer.metadata[0]["traceparent"] == PARENT
     assert 59 < servicer.requests[0].timeout_s <= 60
 
 

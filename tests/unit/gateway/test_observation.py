@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind
 from prometheus_client.parser import text_string_to_metric_families
 
 from specserve import errors
@@ -21,6 +21,7 @@ from specserve.gateway.metrics import GatewayMetrics
 from specserve.gateway.pair import PairWatch
 from specserve.rpc.v1 import common_pb2, generation_pb2
 from specserve.rpc.v1.generation_pb2 import GenerateRequest, GetStatusResponse
+from specserve.telemetry import Tracing
 from unit.gateway.fakes import (
     MODEL,
     ByteTokenizer,
@@ -41,16 +42,20 @@ PARENT = f"00-{TRACE_ID}-b7ad6b7169203331-01"
 class Traced:
     """An application whose spans are kept."""
 
-    def __init__(self, backend: FakeBackend) -> None:
+    def __init__(self, backend: FakeBackend, ratio: float = 1.0, slow_s: float = 1e9) -> None:
         self.exporter = InMemorySpanExporter()
-        provider = TracerProvider()
-        provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         self.metrics = GatewayMetrics()
-        self.app = make_app(backend, self.metrics, provider.get_tracer("test"))
+        tracing = Tracing(SimpleSpanProcessor(self.exporter), ratio, slow_s)
+        self.app = make_app(backend, self.metrics, tracing)
 
     @property
     def spans(self) -> Any:
-        """Return finished spans."""
+        """Return the requests' own spans."""
+        return [span for span in self.all_spans if span.kind is SpanKind.SERVER]
+
+    @property
+    def all_spans(self) -> Any:
+        """Return every span."""
         return self.exporter.get_finished_spans()
 
 
@@ -235,12 +240,21 @@ async def test_a_request_is_one_span_in_the_caller_s_trace() -> None:
         await client.post(COMPLETIONS, json=body, headers={"traceparent": PARENT})
     (span,) = traced.spans
     context = span.get_span_context()
+    parts = [part for part in traced.all_spans if part is not span]
 
     assert f"{context.trace_id:032x}" == TRACE_ID
     assert backend.traceparents == [f"00-{TRACE_ID}-{context.span_id:016x}-01"]
     assert span.name == f"text_completion {MODEL}"
-    assert dict(span.attributes) == {
+    times = {key: value for key, value in span.attributes.items() if key.endswith("_s")}
+    assert {key for key, value in times.items() if value >= 0} == {
+        "specserve.queue_s",
+        "specserve.gateway.tokenise_s",
+        "specserve.gateway.detokenise_s",
+    }
+    assert {key: span.attributes[key] for key in span.attributes if key not in times} == {
         "gen_ai.operation.name": "text_completion",
+        "gen_ai.provider.name": "specserve",
+        "gen_ai.response.model": MODEL,
         "gen_ai.request.model": MODEL,
         "gen_ai.response.id": span.attributes["gen_ai.response.id"],
         "gen_ai.request.temperature": 0.5,
@@ -251,7 +265,12 @@ async def test_a_request_is_one_span_in_the_caller_s_trace() -> None:
         "gen_ai.usage.output_tokens": 5,
         "gen_ai.response.finish_reasons": ("stop",),
     }
-    assert "canary7f3a" not in span.to_json()
+    assert "canary7f3a" not in "".join(one.to_json() for one in traced.all_spans)
+    assert [part.name for part in parts] == ["gateway.queue", "gateway.tokenise", "gateway.answer"]
+    assert {part.parent.span_id for part in parts} == {context.span_id}
+    assert parts[0].start_time == span.start_time
+    assert parts[0].end_time == parts[1].start_time
+    assert parts[2].end_time == span.end_time
 
 
 @pytest.mark.parametrize("header", ["", "nonsense", "00-zz-zz-01", "é", "00-" + "0" * 32 + "-1-01"])

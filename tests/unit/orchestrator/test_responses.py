@@ -7,7 +7,7 @@ import pytest
 
 from specserve.orchestrator.decode import Committed
 from specserve.orchestrator.record import Record, TokenOrigin, origins_of
-from specserve.orchestrator.responses import block_response, record_message
+from specserve.orchestrator.responses import add_steps, block_response, record_message
 from specserve.orchestrator.trimming import Emission, FinishReason
 from specserve.rpc import codec
 from specserve.rpc.v1 import generation_pb2, target_pb2
@@ -138,7 +138,8 @@ def test_record_travels_with_its_steps_only_when_asked() -> None:
         record.add(K, origins_of(K, Verification(accepted, 9)), "suffix")
     record.add(0, origins_of(0, Verification(0, 9)), None)
     record.draft_s, record.verify_s = 0.5, 1.5
-    short, full = (record_message(record, detailed=detailed) for detailed in (False, True))
+    short, full = record_message(record), record_message(record)
+    add_steps(full, record)
     for message in (short, full):
         assert (message.num_spec_steps, message.num_plain_steps) == (3, 1)
         assert (message.num_draft_tokens, message.num_accepted_draft_tokens) == (12, 6)

@@ -131,7 +131,7 @@ class TokenLogprob(_message.Message):
     def __init__(self, logprob: _Optional[float] = ..., top_token_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ...) -> None: ...
 
 class SpeculationRecord(_message.Message):
-    __slots__ = ("num_spec_steps", "num_plain_steps", "num_draft_tokens", "num_accepted_draft_tokens", "num_recovered_tokens", "num_bonus_tokens", "num_plain_tokens", "num_late_proposals", "num_target_reopens", "accepted_per_position", "cached_prompt_tokens", "num_speculative_tokens", "draft_s", "verify_s", "per_step_drafted", "per_step_accepted", "per_step_proposer", "proposers")
+    __slots__ = ("num_spec_steps", "num_plain_steps", "num_draft_tokens", "num_accepted_draft_tokens", "num_recovered_tokens", "num_bonus_tokens", "num_plain_tokens", "num_late_proposals", "num_target_reopens", "accepted_per_position", "cached_prompt_tokens", "num_speculative_tokens", "draft_s", "verify_s", "per_step_drafted", "per_step_accepted", "per_step_proposer", "proposers", "num_failovers")
     NUM_SPEC_STEPS_FIELD_NUMBER: _ClassVar[int]
     NUM_PLAIN_STEPS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -150,6 +150,7 @@ class SpeculationRecord(_message.Message):
     PER_STEP_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     PER_STEP_PROPOSER_FIELD_NUMBER: _ClassVar[int]
     PROPOSERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FAILOVERS_FIELD_NUMBER: _ClassVar[int]
     num_spec_steps: int
     num_plain_steps: int
     num_draft_tokens: int
@@ -168,7 +169,8 @@ class SpeculationRecord(_message.Message):
     per_step_accepted: _containers.RepeatedScalarFieldContainer[int]
     per_step_proposer: _containers.RepeatedScalarFieldContainer[SpeculativeMethod]
     proposers: _containers.RepeatedCompositeFieldContainer[ProposerCounts]
-    def __init__(self, num_spec_steps: _Optional[int] = ..., num_plain_steps: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ..., num_recovered_tokens: _Optional[int] = ..., num_bonus_tokens: _Optional[int] = ..., num_plain_tokens: _Optional[int] = ..., num_late_proposals: _Optional[int] = ..., num_target_reopens: _Optional[int] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., cached_prompt_tokens: _Optional[int] = ..., num_speculative_tokens: _Optional[int] = ..., draft_s: _Optional[float] = ..., verify_s: _Optional[float] = ..., per_step_drafted: _Optional[_Iterable[int]] = ..., per_step_accepted: _Optional[_Iterable[int]] = ..., per_step_proposer: _Optional[_Iterable[_Union[SpeculativeMethod, str]]] = ..., proposers: _Optional[_Iterable[_Union[ProposerCounts, _Mapping]]] = ...) -> None: ...
+    num_failovers: int
+    def __init__(self, num_spec_steps: _Optional[int] = ..., num_plain_steps: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ..., num_recovered_tokens: _Optional[int] = ..., num_bonus_tokens: _Optional[int] = ..., num_plain_tokens: _Optional[int] = ..., num_late_proposals: _Optional[int] = ..., num_target_reopens: _Optional[int] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., cached_prompt_tokens: _Optional[int] = ..., num_speculative_tokens: _Optional[int] = ..., draft_s: _Optional[float] = ..., verify_s: _Optional[float] = ..., per_step_drafted: _Optional[_Iterable[int]] = ..., per_step_accepted: _Optional[_Iterable[int]] = ..., per_step_proposer: _Optional[_Iterable[_Union[SpeculativeMethod, str]]] = ..., proposers: _Optional[_Iterable[_Union[ProposerCounts, _Mapping]]] = ..., num_failovers: _Optional[int] = ...) -> None: ...
 
 class ProposerCounts(_message.Message):
     __slots__ = ("proposer", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")

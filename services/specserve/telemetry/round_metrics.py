@@ -1,108 +1,14 @@
-"""Names, units and set-up of traces and metrics. The only module that reads OTEL_* variables.
-
-Counters, not rates: acceptance rate and mean acceptance length are queries
-(accepted / drafted; 1 + accepted / rounds). No prompt and no token text is ever recorded here.
-"""
+"""An orchestrator's counters of rounds. Knows Prometheus; counts nothing itself."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 
-from opentelemetry import trace
-from opentelemetry.context import Context
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from prometheus_client import CollectorRegistry, Counter, disable_created_metrics
-
-from specserve.errors import ConfigurationError
-
-SPAN_ROUND = "specserve.round"
-SPAN_DRAFT = "spec_draft"
-SPAN_VERIFY = "spec_verify"
-
-ATTRIBUTE_NUM_SPECULATIVE_TOKENS = "specserve.num_speculative_tokens"
-ATTRIBUTE_LENGTH_REASON = "specserve.length_reason"
-ATTRIBUTE_NUM_DRAFT_TOKENS = "specserve.num_draft_tokens"
-ATTRIBUTE_NUM_ACCEPTED_TOKENS = "specserve.num_accepted_tokens"
-ATTRIBUTE_PROPOSER = "specserve.proposer"
-ATTRIBUTE_COMMITTED_LENGTH = "specserve.committed_length"
-ATTRIBUTE_DRAFT_CACHED_LENGTH = "specserve.draft.cached_length"
-ATTRIBUTE_TARGET_CACHED_LENGTH = "specserve.target.cached_length"
-ATTRIBUTE_REPLICA = "specserve.replica"
-ATTRIBUTE_QUEUE_S = "specserve.queue_s"
-ATTRIBUTE_FORWARD_S = "specserve.forward_s"
-ATTRIBUTE_BATCH_SIZE = "specserve.batch_size"
-ATTRIBUTE_ROWS = "specserve.rows"
-ATTRIBUTE_HIDDEN_TOKENS = "specserve.draft.hidden_tokens"
-ATTRIBUTE_HIDDEN_S = "specserve.draft.hidden_s"
 
 # Every counter would have a gauge `..._created` beside it, which a scraper that matches names by
 # their beginning adds to the counts.
 disable_created_metrics()
-
-_PROPAGATOR = TraceContextTextMapPropagator()
-
-
-def configure_tracing(service_name: str) -> bool:
-    """Export spans over OTLP/gRPC when OTEL_EXPORTER_OTLP_ENDPOINT is set.
-
-    Leaves a provider that somebody else has set (Ray Serve's own tracing) alone.
-
-    Returns:
-        Whether spans are recorded.
-
-    Raises:
-        ConfigurationError: SPECSERVE_TRACE_SAMPLE_RATIO is no number in [0, 1].
-    """
-    if isinstance(trace.get_tracer_provider(), TracerProvider):
-        return True
-    if not os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
-        return False
-    # Imported here: the exporter costs 0.3 s and most processes of a laptop never trace.
-    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import (  # noqa: PLC0415
-        OTLPSpanExporter,
-    )
-
-    text = os.environ.get("SPECSERVE_TRACE_SAMPLE_RATIO", "1")
-    try:
-        sampler = ParentBased(TraceIdRatioBased(float(text)))
-    except ValueError as error:
-        raise ConfigurationError(
-            f"SPECSERVE_TRACE_SAMPLE_RATIO: {text!r}, a number in [0, 1] was wanted"
-        ) from error
-    name = os.environ.get("OTEL_SERVICE_NAME", service_name)
-    provider = TracerProvider(resource=Resource.create({"service.name": name}), sampler=sampler)
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(timeout=5)))
-    trace.set_tracer_provider(provider)
-    return True
-
-
-def shutdown_tracing() -> None:
-    """Flush what is left, within five seconds."""
-    provider = trace.get_tracer_provider()
-    if isinstance(provider, TracerProvider):
-        provider.force_flush(5_000)
-        provider.shutdown()
-
-
-def to_traceparent(span: trace.Span) -> str:
-    """Write a span's context for a frame; empty when the span is not recorded."""
-    if not span.is_recording():
-        return ""
-    carrier: dict[str, str] = {}
-    _PROPAGATOR.inject(carrier, context=trace.set_span_in_context(span))
-    return carrier.get("traceparent", "")
-
-
-def from_traceparent(traceparent: str) -> Context | None:
-    """Read a caller's context; None starts a trace of its own."""
-    if not traceparent:
-        return None
-    return _PROPAGATOR.extract({"traceparent": traceparent})
 
 
 @dataclass(slots=True)

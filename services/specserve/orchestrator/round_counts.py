@@ -1,0 +1,77 @@
+"""Counts rounds and requests from their records, as they end.
+
+Label values that come from outside are bounded. Knows records and counters; decides nothing.
+"""
+
+from __future__ import annotations
+
+from specserve.rpc.round_stages import stage_seconds
+from specserve.rpc.v1 import requests_pb2
+from specserve.telemetry import RoundMetrics, TraceContext
+from specserve.telemetry.bounded_labels import BoundedLabels
+
+LOOKUP = "none"
+"""Draft revision of tokens that no draft model drew."""
+
+
+class RoundCounts:
+    """One orchestrator's counters of what its records hold."""
+
+    def __init__(self, metrics: RoundMetrics) -> None:
+        self._metrics = metrics
+        self._revisions = BoundedLabels()
+        self._stages = {
+            name: metrics.stage_seconds.labels(stage=name) for name in stage_seconds(0.0, ())
+        }
+        self._batch = {
+            name: metrics.batch_size.labels(service=name) for name in ("draft", "target")
+        }
+
+    def on_round(self, record: requests_pb2.RoundRecord, context: TraceContext) -> None:
+        """Count a round that has ended."""
+        metrics = self._metrics
+        for name, seconds in stage_seconds(record.wall_s, record.calls).items():
+            if seconds > 0:
+                self._stages[name].inc(seconds)
+        metrics.round_seconds.observe(record.wall_s, exemplar(context))
+        drafted, accepted = record.num_draft_tokens, record.num_accepted_tokens
+        if accepted < drafted:
+            metrics.rejections_per_position.labels(position=str(accepted)).inc()
+        model, revision = "", LOOKUP
+        for call in record.calls:
+            if call.error:
+                metrics.calls_failed.labels(service=call.service, error=call.error).inc()
+                continue
+            if call.service in self._batch and call.timing.batch_size:
+                self._batch[call.service].observe(call.timing.batch_size)
+            if call.service == "target":
+                model = call.revision
+            elif not call.is_background:
+                revision = call.revision
+            if call.timing.hidden_tokens:
+                metrics.outcome_cache_hits.inc()
+        if drafted:
+            labels = self._revisions.of(model, revision)
+            metrics.revision_draft_tokens.labels(*labels).inc(drafted)
+            metrics.revision_accepted_tokens.labels(*labels).inc(accepted)
+
+    def on_end(
+        self, record: requests_pb2.RequestRecord, first_token_s: float | None, context: TraceContext
+    ) -> None:
+        """Count a request that has ended, with its clocks where it got so far.
+
+        Args:
+            first_token_s: from its arrival to its first token.
+        """
+        if not record.num_rounds:
+            return
+        sample = exemplar(context)
+        self._metrics.request_queue_time.observe(record.queue_s, sample)
+        if first_token_s is not None:
+            self._metrics.request_prefill_time.observe(first_token_s - record.queue_s, sample)
+            self._metrics.request_decode_time.observe(record.total_s - first_token_s, sample)
+
+
+def exemplar(context: TraceContext) -> dict[str, str] | None:
+    """Link a measurement to its trace; None where nobody recorded one."""
+    return {"trace_id": context.trace_id_text} if context.is_sampled else None
