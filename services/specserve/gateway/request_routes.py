@@ -13,6 +13,7 @@ from specserve.gateway.answers import Answer
 from specserve.gateway.backend import GenerationBackend
 from specserve.gateway.config import GatewayConfig
 from specserve.gateway.errors import UnknownRequest
+from specserve.gateway.openapi import errors
 from specserve.gateway.tenants import key_tenant, resolve_tenant
 from specserve.rpc.request_view import RequestView, view_of
 from specserve.rpc.v1.requests_pb2 import RequestRecord
@@ -30,13 +31,16 @@ class RecentRequestList(Answer):
     """The latest requests, newest first, without their rounds."""
 
     requests: list[RequestView]
+    """One entry per choice."""
 
 
 class RequestDetails(Answer):
     """Every choice of one request, with its rounds."""
 
     id: str
+    """What was asked for."""
     requests: list[RequestView]
+    """One entry per choice, and per attempt where an orchestrator was lost."""
 
 
 def add_request_routes(app: FastAPI, backend: GenerationBackend, config: GatewayConfig) -> None:
@@ -48,7 +52,7 @@ def add_request_routes(app: FastAPI, backend: GenerationBackend, config: Gateway
 
     @app.get(
         PATH,
-        responses={200: {"model": RecentRequestList}},
+        responses={200: {"model": RecentRequestList}, **errors(400)},
         openapi_extra={"parameters": [_LIMIT]},
     )
     async def recent_requests(request: Request) -> Response:
@@ -58,7 +62,7 @@ def add_request_routes(app: FastAPI, backend: GenerationBackend, config: Gateway
         records = await backend.list_requests(MAX_LISTED)
         return _json(RecentRequestList(requests=own(request, records)[:limit]))
 
-    @app.get(PATH + "/{request_id}", responses={200: {"model": RequestDetails}})
+    @app.get(PATH + "/{request_id}", responses={200: {"model": RequestDetails}, **errors(404)})
     async def recent_request(request: Request, request_id: str) -> Response:
         """Answer one request's rounds and calls; known by its id, X-Request-Id or trace id."""
         views = own(request, await backend.get_requests(request_id))

@@ -13,6 +13,7 @@ from specserve.orchestrator.recent_requests import KeptRequest, RecentRequests
 from specserve.orchestrator.request_spans import RequestSpans
 from specserve.orchestrator.request_state import RequestState
 from specserve.orchestrator.request_trace import RequestTrace
+from specserve.orchestrator.round_counts import RoundCounts
 from specserve.rpc import codec
 from specserve.rpc.v1 import generation_pb2, requests_pb2
 from specserve.telemetry import TraceContext, Tracing
@@ -79,8 +80,11 @@ class LoggedRequest:
 class RequestLog:
     """Writes down every request of one orchestrator."""
 
-    def __init__(self, ring: RecentRequests, tracing: Tracing, orchestrator_id: str) -> None:
+    def __init__(
+        self, ring: RecentRequests, counts: RoundCounts, tracing: Tracing, orchestrator_id: str
+    ) -> None:
         self.ring = ring
+        self._counts = counts
         self._tracing = tracing
         self._orchestrator_id = orchestrator_id
 
@@ -99,6 +103,7 @@ class RequestLog:
         kept: KeptRequest
 
         def on_round(record: requests_pb2.RoundRecord) -> None:
+            self._counts.on_round(record, context)
             self.ring.add_round(kept, record.SerializeToString())
             spans.on_round(record, trace)
 
@@ -126,4 +131,6 @@ class RequestLog:
         finally:
             logged.end(error)
             kept.is_finished = True
-            spans.end(logged.summary(), kept.rounds, trace)
+            record = logged.summary()
+            self._counts.on_end(record, trace.first_token_s, context)
+            spans.end(record, kept.rounds, trace)

@@ -57,6 +57,8 @@ class RequestTrace:
         self.decoding_at: float | None = None
         """When the first round began; None before it."""
         self.ended_at: float | None = None
+        self.first_token_at: float | None = None
+        """When the first token was committed."""
         self.num_emitted_tokens = 0
         self.num_rounds = 0
         self.round_context = context
@@ -101,6 +103,8 @@ class RequestTrace:
             round_.proposer = codec.pack_method(proposer)
             round_.num_draft_tokens = num_draft_tokens
             round_.num_accepted_tokens = num_accepted
+        if self.first_token_at is None:
+            self.first_token_at = self.clock()
         round_.num_emitted_tokens += num_emitted
         self.num_emitted_tokens += num_emitted
         (
@@ -148,6 +152,11 @@ class RequestTrace:
                 epoch=epoch,
             )
         )
+
+    @property
+    def first_token_s(self) -> float | None:
+        """Seconds from its arrival to its first token; None before it."""
+        return None if self.first_token_at is None else self.first_token_at - self.arrived_at
 
     def end(self) -> None:
         """End the last round, and the request. Idempotent."""

@@ -21,6 +21,7 @@ from specserve.orchestrator.proposers import Proposers
 from specserve.orchestrator.recent_requests import RecentRequests
 from specserve.orchestrator.recent_requests_servicer import RecentRequestsServicer
 from specserve.orchestrator.request_log import RequestLog
+from specserve.orchestrator.round_counts import RoundCounts
 from specserve.orchestrator.servicer import GenerationServicer
 from specserve.orchestrator.synthetic import synthetic_acceptance
 from specserve.rpc.server import GrpcServer, new_replica_id
@@ -112,7 +113,7 @@ async def start_orchestrator(config: OrchestratorConfig) -> RunningOrchestrator:
     proposers = Proposers(config, pair.drafts)
     length = LengthControl(config)
     ring = RecentRequests(config.num_recent_requests, config.recent_requests_bytes)
-    log = RequestLog(ring, tracing, replica_id)
+    log = RequestLog(ring, RoundCounts(metrics), tracing, replica_id)
     servicer = GenerationServicer(config, pair, proposers, length, metrics, replica_id, log)
     metrics.registry.register(
         LengthCollector(length, lambda: length.mode is not SpeculationMode.OFF and pair.may_draft)

@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from specserve.rpc import codec
+from specserve.rpc.round_stages import stage_seconds
 from specserve.rpc.v1 import common_pb2, generation_pb2, requests_pb2
 
 State = Literal["running", "finished", "failed", "cancelled", "unknown"]
@@ -35,7 +36,7 @@ _RULES = {
 class View(BaseModel):
     """Base of what is shown."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
 
 class StageSeconds(View):
@@ -70,12 +71,17 @@ class CallView(View):
     service: str
     """draft or target."""
     replica_id: str
+    """Identity of the replica process."""
     revision: str
+    """Revision of its model, or the first digits of the weights' fingerprint."""
     began_s: float
     """Since the request's arrival."""
     wall_s: float
+    """Seconds from its start to its end."""
     queue_s: float
+    """Seconds before the first forward, or the first round."""
     forward_s: float
+    """Seconds in forwards."""
     transport_s: float
     """What is left of wall_s."""
     batch_size: int
@@ -87,11 +93,13 @@ class CallView(View):
     hidden_s: float
     """Forward time of those, which nobody waited for."""
     num_replies: int
+    """Replies: more than one with decode-ahead."""
     error: str
     """Class of the error that ended it, `late`, or empty."""
     is_background: bool
     """No round waited for it."""
     epoch: int
+    """Epoch of the session: above 1 it was opened anew."""
 
 
 class RoundView(View):
@@ -100,60 +108,98 @@ class RoundView(View):
     began_s: float
     """Since the request's arrival."""
     wall_s: float
+    """Seconds from its start to its end."""
     num_speculative_tokens: int
     """K asked for; 0 decodes ahead."""
     reason: str
     """Why the controller chose it."""
     proposer: str | None
+    """Who made the draft tokens; null where there were none."""
     num_draft_tokens: int
+    """Draft tokens verified."""
     num_accepted_tokens: int
+    """Draft tokens accepted."""
     first_rejection: int | None
     """Position of the first rejected draft token; null where none was rejected."""
     num_emitted_tokens: int
+    """Tokens emitted, after trimming."""
     committed_length: int
+    """Committed tokens afterwards, the prompt included."""
     draft_cached_length: int
+    """Of these, tokens whose KV the draft was known to hold."""
     target_cached_length: int
+    """The same for the target."""
     outcome_cache_hit: bool
     """Draft tokens were there before they were asked for."""
     overlap_s: float
     """Seconds of drafting that ran beside verification, or beside a round, unwaited for."""
     stages: StageSeconds
+    """Where its seconds went."""
     calls: list[CallView]
+    """Calls that ended in it, in the order of their end."""
 
 
 class RequestView(View):
     """One choice as one orchestrator decoded it."""
 
     request_id: str
+    """Id of the choice."""
     trace_id: str
+    """32 hexadecimal digits."""
     span_id: str
+    """16 hexadecimal digits: the span of this attempt."""
     sampled: bool
+    """Whether the trace was sampled from the start."""
     state: State
+    """How far it has come."""
     finish_reason: str | None
+    """Why it ended, if it finished."""
     error: str
+    """Class of the error that ended it; empty without one."""
     arrived_unix_s: float
+    """Arrival, in seconds since 1970."""
     queue_s: float
+    """Seconds before the first forward, or the first round."""
     total_s: float
+    """Seconds from its arrival to its end, or to now."""
     prompt_length: int
+    """Tokens of the prompt."""
     cached_prompt_tokens: int
+    """Of these, tokens that the target found in its prefix cache."""
     num_output_tokens: int
+    """Tokens emitted."""
     max_tokens: int
+    """Most output tokens asked for."""
     num_speculative_tokens: int
+    """Most draft tokens per round."""
     method: str | None
+    """Proposer; null where none is used."""
     rule: str | None
+    """Acceptance rule."""
     attempt: int
+    """How often it was sent before, to orchestrators that were lost."""
     carried_over_length: int
+    """Output tokens from the attempts before."""
     num_target_reopens: int
+    """Times its target session was opened anew."""
     num_late_proposals: int
+    """Proposals that missed their round."""
     num_draft_tokens: int
+    """Draft tokens verified."""
     num_accepted_draft_tokens: int
+    """Draft tokens accepted and emitted."""
     num_rounds: int
+    """Rounds, those left out included."""
     num_rounds_left_out: int
+    """Rounds that were not kept, for want of room."""
     orchestrator_id: str
+    """Identity of the orchestrator process."""
     stages: StageSeconds
     """Of the rounds below; zero without them."""
     overlap_s: float
+    """Seconds of drafting that nobody waited for."""
     rounds: list[RoundView]
+    """In order; empty in a list of requests."""
 
 
 def view_of(record: requests_pb2.RequestRecord) -> RequestView:
@@ -218,7 +264,7 @@ def _round(message: requests_pb2.RoundRecord) -> RoundView:
         target_cached_length=message.target_cached_length,
         outcome_cache_hit=any(call.hidden_tokens for call in calls),
         overlap_s=background_s + sum(call.hidden_s for call in calls),
-        stages=stages_of(message.wall_s, calls),
+        stages=stages_of(message),
         calls=calls,
     )
 
@@ -245,37 +291,10 @@ def _call(message: requests_pb2.CallRecord) -> CallView:
     )
 
 
-def stages_of(wall_s: float, calls: list[CallView]) -> StageSeconds:
-    """Share a round's wall time out among its stages.
-
-    Clocks of two processes are in it, so that a part is never longer than what is left.
-    """
-    left = wall_s
-    seconds = dict.fromkeys(StageSeconds.model_fields, 0.0)
-
-    def take(name: str, wanted: float) -> None:
-        nonlocal left
-        taken = min(max(0.0, wanted), left)
-        seconds[name] += taken
-        left -= taken
-
-    failed_until: float | None = None
-    for call in calls:
-        if call.is_background:
-            continue
-        if call.error:
-            take("lost_s", call.wall_s)
-            failed_until = call.began_s + call.wall_s
-            continue
-        if failed_until is not None:
-            take("lost_s", call.began_s - failed_until)
-            failed_until = None
-        stage = "draft" if call.service == "draft" else "verify"
-        take(f"{stage}_forward_s", call.forward_s)
-        take(f"{stage}_queue_s", call.queue_s)
-        take(f"{stage}_transport_s", call.transport_s)
-    seconds["commit_s"] = left
-    return StageSeconds(**seconds)
+def stages_of(message: requests_pb2.RoundRecord) -> StageSeconds:
+    """Share a round's wall time out among its stages."""
+    seconds = stage_seconds(message.wall_s, message.calls)
+    return StageSeconds(**{f"{name}_s": value for name, value in seconds.items()})
 
 
 def _method(number: int) -> str | None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from prometheus_client import CollectorRegistry, Counter, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 
 # Every counter would have a gauge `..._created` beside it, which a scraper that matches names by
 # their beginning adds to the counts.
 disable_created_metrics()
+
+ROUND_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+REQUEST_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
+BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 @dataclass(slots=True)
@@ -39,6 +44,17 @@ class RoundMetrics:
     rounds_by_k: Counter = field(init=False)
     draft_seconds: Counter = field(init=False)
     verify_seconds: Counter = field(init=False)
+    stage_seconds: Counter = field(init=False)
+    rejections_per_position: Counter = field(init=False)
+    outcome_cache_hits: Counter = field(init=False)
+    calls_failed: Counter = field(init=False)
+    round_seconds: Histogram = field(init=False)
+    batch_size: Histogram = field(init=False)
+    request_queue_time: Histogram = field(init=False)
+    request_prefill_time: Histogram = field(init=False)
+    request_decode_time: Histogram = field(init=False)
+    revision_draft_tokens: Counter = field(init=False)
+    revision_accepted_tokens: Counter = field(init=False)
 
     def __post_init__(self) -> None:
         def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
@@ -92,3 +108,58 @@ class RoundMetrics:
         )
         self.draft_seconds = counter("draft_seconds", "Waited for proposals s")
         self.verify_seconds = counter("verify_seconds", "Waited for verification s")
+        self.stage_seconds = counter(
+            "round_stage_seconds", "Wall time of rounds, by stage: they add up s", ("stage",)
+        )
+        self.rejections_per_position = counter(
+            "num_rejections_per_pos",
+            "Rounds whose first rejected draft token stood at a position {round}",
+            ("position",),
+        )
+        self.outcome_cache_hits = counter(
+            "num_outcome_cache_hits", "Proposals drafted before they were asked for {proposal}"
+        )
+        self.calls_failed = counter(
+            "num_calls_failed",
+            "Calls that ended in an error, or late, by service {call}",
+            ("service", "error"),
+        )
+        revisions = ("model", "draft_revision")
+        self.revision_draft_tokens = counter(
+            "revision_num_draft_tokens",
+            "Draft tokens verified, by who drew them {token}",
+            revisions,
+        )
+        self.revision_accepted_tokens = counter(
+            "revision_num_accepted_tokens",
+            "Draft tokens accepted, by who drew them {token}",
+            revisions,
+        )
+
+        def histogram(
+            name: str, text: str, buckets: Sequence[float], labels: tuple[str, ...] = ()
+        ) -> Histogram:
+            return Histogram(
+                f"specserve_{name}", text, labels, buckets=buckets, registry=self.registry
+            )
+
+        self.round_seconds = histogram(
+            "orchestrator_round_seconds", "Wall time of a round s", ROUND_BUCKETS_S
+        )
+        self.batch_size = histogram(
+            "orchestrator_batch_size",
+            "Sessions in the last forward of a call {session}",
+            BATCH_BUCKETS,
+            ("service",),
+        )
+        self.request_queue_time = histogram(
+            "request_queue_time_seconds", "From arrival to the first round s", REQUEST_BUCKETS_S
+        )
+        self.request_prefill_time = histogram(
+            "request_prefill_time_seconds",
+            "From the first round to the first token s",
+            REQUEST_BUCKETS_S,
+        )
+        self.request_decode_time = histogram(
+            "request_decode_time_seconds", "From the first token to the end s", REQUEST_BUCKETS_S
+        )
