@@ -16,6 +16,7 @@ from collections.abc import Iterable
 
 from chaos.client import Client, toy_truth
 from chaos.cluster import TARGET, VOCAB_SIZE, Shape, running_cluster
+from chaos.embedded import embedded
 from chaos.faults import FAULTS
 from chaos.plan import draw
 from chaos.served import SERVE_FAULTS, run_served, served_cluster
@@ -73,8 +74,12 @@ async def served(seconds: float, seed: int, share: float) -> Tally:
     return tally
 
 
-STAGES = {"plain": plain, "ray": served}
-SHARES = {"plain": PLAIN_SHARE, "ray": RAY_SHARE}
+STAGES = {"plain": plain, "ray": served, "embedded": embedded}
+SHARES = {
+    "plain": PLAIN_SHARE,
+    "ray": RAY_SHARE,
+    "embedded": 1 - PLAIN_SHARE - RAY_SHARE,
+}
 
 
 def main(arguments: Iterable[str]) -> int:

@@ -55,6 +55,7 @@ class Tally:
         """Take a request's outcome."""
         self.verdicts[outcome.verdict] += 1
         self.num_retries += outcome.num_retries
+        self.near_ties += outcome.num_near_ties
         if outcome.verdict not in ("right", "left"):
             self.details.setdefault(outcome.verdict, []).append(outcome.detail)
         for began, seconds in outcome.pauses:

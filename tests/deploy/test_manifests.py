@@ -668,7 +668,8 @@ def test_rule_finds_its_fault(
     Cases from the field: B196 and B199 (idle_head: no replica and no request hangs on the head),
     B200, B202 and B205 (ports_agree: probes and Service follow Serve's port), B203 (inside_only and
     connections: gRPC is inside by policy), B206 (shared_memory), B211 and B212 (pools_fit_groups:
-    no demand that no group can meet, GPUs known from the pod's limits), B241 and B242
+    no demand that no group can meet, GPUs known from the pod's limits), B160 (gentle_end: a drain
+    before the signal, and time for the longest request), B241 and B242
     (connections: the dashboard is the operator's).
     """
     spoilt = copy.deepcopy(pools)

@@ -23,7 +23,7 @@ from helpers.pair import (
 )
 from helpers.scripted import Script, proposal, proxy_to, scripted_draft
 from helpers.waiting import eventually
-from specserve.errors import CapacityExhausted
+from specserve.errors import CapacityExhausted, SpecServeError
 from specserve.rpc import status
 from specserve.rpc.v1 import draft_pb2, generation_pb2
 
@@ -344,6 +344,57 @@ async def test_deadline_ends_a_request_and_frees_its_kv() -> None:
         await pair.until_idle()
 
 
+async def test_clients_deadline_ends_the_call_there_too_B164() -> None:
+    """A client that waits 0.3 s for 30 s of text: the handler hears of it, and the KV is freed."""
+    async with running_pair(TARGET + ",step_ms=30") as pair:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in pair.stub.Generate(make_request(max_tokens=4000), timeout=0.3):
+                pass
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await pair.until_idle()
+
+
+@pytest.mark.slow
+async def test_thousand_cancelled_streams_cost_no_replica_B163() -> None:
+    """Each is left at a random token: both replicas have the same devices afterwards, and idle."""
+    chance = random.Random(12)
+    async with running_pair(TARGET) as pair:
+        devices = [service.replica.device for service in pair.owned]
+
+        async def leave(number: int) -> None:
+            call = pair.blocks(make_request([1 + number % 40] * 5, max_tokens=500))
+            await pair.take(call, Generated(), chance.randrange(1, 12))
+            call.cancel()
+            await asyncio.gather(call.code(), return_exceptions=True)
+
+        for start in range(0, 1000, 40):
+            await asyncio.gather(*(leave(start + number) for number in range(40)))
+        await pair.until_idle()
+        assert [service.replica.device for service in pair.owned] == devices
+        assert all(service.failure() is None for service in pair.owned)
+
+
+@pytest.mark.slow
+async def test_requests_wait_while_the_only_target_is_replaced_B172_B173() -> None:
+    """Serve stops the old one first, and the new one may take a while, or fail to start at first:
+    what was asked meanwhile is answered once one serves."""
+    async with running_pair(TARGET) as pair:
+        port = port_of(pair.target.address)
+        await pair.target.stop()
+        targets = pair.orchestrator.pair.targets
+        await eventually(lambda: not targets.usable(), "the target is gone")
+        asked = [asyncio.create_task(pair.generate(make_request(max_tokens=9))) for _ in range(5)]
+        await eventually(lambda: pair.orchestrator.servicer.num_running == 5, "all wait")
+        with pytest.raises(SpecServeError):
+            await make_target("toy:no_such_key=1", port=port)
+        assert not any(task.done() for task in asked)
+        pair.owned.append(await make_target(port=port))
+        answers = await asyncio.gather(*asked)
+    assert {tuple(answer.token_ids) for answer in answers} == {
+        tuple(greedy_tokens(TARGET, PROMPT, 9))
+    }
+
+
 async def test_waiting_for_a_slot_can_be_cancelled() -> None:
     """A request that left while it waited takes no slot and no KV; the next one gets its turn."""
     async with running_pair(SLOW_TARGET, max_num_requests=1) as pair:
@@ -393,7 +444,7 @@ async def test_dead_device_is_restarted_and_its_streams_go_on_B152() -> None:
 
 
 @pytest.mark.slow
-async def test_many_short_requests_leave_the_gauges_flat_B079() -> None:
+async def test_many_short_requests_leave_the_gauges_flat_B079_B155() -> None:
     """160 short requests, 20 at a time: after each batch every block is free again."""
     async with running_pair() as pair:
         chance = np.random.default_rng(3)
@@ -410,6 +461,10 @@ async def test_many_short_requests_leave_the_gauges_flat_B079() -> None:
                 )
             )
             await pair.until_idle()
+        for service in (pair.target, pair.draft):
+            assert service is not None
+            # What pools scale back by: nothing of a request outlives it.
+            assert service.stats()["num_sessions"] == service.stats()["num_waiting"] == 0
         links = [*pair.orchestrator.pair.targets.links.values()]
         assert [link.sessions for link in links] == [set()]
         assert [link.num_pending for link in links] == [0]

@@ -72,6 +72,16 @@ def test_every_setting_of_a_pool_reaches_serve() -> None:
     assert "label_selector" not in found["gateway"]["ray_actor_options"]
 
 
+def test_the_limit_of_requests_is_the_orchestrators_B167() -> None:
+    """What the file says reaches it, and no queue of Serve's stands before it in any deployment."""
+    settings = f"{SETTINGS}\norchestrator: {{max_num_requests: 3, max_num_waiting: 4}}\n"
+    limits = args_of(settings).orchestrator_config()
+    assert (limits.max_num_requests, limits.max_num_waiting) == (3, 4)
+    for deployment in deployments_of(serve_config(args_of(settings))).values():
+        assert deployment["max_ongoing_requests"] > 1000
+        assert deployment.get("max_queued_requests", -1) == -1
+
+
 def test_switching_scaling_on_replaces_replicas_that_report_no_load() -> None:
     """Serve asks a replica for its load only where it was scaled when it started."""
     assert deployment_options(args_of(), "target", {})["autoscaling_config"]["policy"] == {

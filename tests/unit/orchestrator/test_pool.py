@@ -40,7 +40,7 @@ async def pool_of(
         yield pool, links
 
 
-async def test_burst_of_sessions_spreads_over_replicas() -> None:
+async def test_burst_of_sessions_spreads_over_replicas_B191() -> None:
     """Sessions opened since the last load report count at once."""
     async with pool_of(FakeReplica(), FakeReplica(), FakeReplica()) as (pool, links):
         for number in range(9):

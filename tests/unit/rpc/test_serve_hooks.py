@@ -57,7 +57,7 @@ async def test_a_replica_publishes_where_it_is(replica):
     assert await replica.record_autoscaling_stats() == {"num_sessions": 3.0}
 
 
-async def test_a_broken_service_fails_its_health_check(replica, service):
+async def test_a_broken_service_fails_its_health_check_B170(replica, service):
     """Serve replaces a replica whose check raises."""
     await replica.check_health()
     service.broken = "the device is hung"
@@ -66,7 +66,7 @@ async def test_a_broken_service_fails_its_health_check(replica, service):
         await replica.check_health()
 
 
-async def test_the_end_drains_first(service):
+async def test_the_end_drains_first_B158(service):
     """Serve does not see our streams: this is where they get their time."""
     replica = Replica()
     replica.run_service(service, drain_deadline_s=7.0)
@@ -94,7 +94,8 @@ def watcher_of(*views):
     return PoolWatcher("draft", look)
 
 
-async def test_a_pool_follows_its_replicas():
+async def test_a_pool_follows_its_replicas_B190():
+    """New replicas are dialled as they come: no name is resolved, no channel balances."""
     watcher = watcher_of(
         PoolView(("b", "a"), True), PoolView(("a", "b"), True), PoolView(("b",), True)
     )
