@@ -15,7 +15,6 @@ import httpx
 from chaos.client import Client
 from chaos.cluster import Cluster, Shape, Timing, running_cluster
 from chaos.faults import FAULTS
-from chaos.plan import draw
 from chaos.stage import named, run_stage
 from chaos.tally import Tally
 from chaos.workload import Request
@@ -43,6 +42,8 @@ PROMPTS = (
 )
 MAX_TOKENS = (8, 24, 40)
 TRUTH_TIMEOUT_S = 120
+MAX_S = 600.0
+"""No fault begins after that, on however slow a machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,7 @@ async def embedded(seconds: float, seed: int, share: float) -> Tally:
         kinds=KINDS if share >= 0.5 else (),
     )
     chance = random.Random(seed)
+    faults = named(FAULTS, KINDS)
     async with running_cluster(shape) as cluster:
         prompts = [await tokens_of(cluster, text) for text in PROMPTS]
         requests = [Request(prompt, length) for prompt in prompts for length in MAX_TOKENS]
@@ -112,10 +114,10 @@ async def embedded(seconds: float, seed: int, share: float) -> Tally:
                 cluster,
                 client,
                 iter(lambda: chance.choice(requests), None),
-                draw(named(FAULTS, KINDS), chance),
+                iter(chance.sample(faults, tally.num_faults_wanted)),
                 tally,
-                seconds=seconds,
-                per_s=2.0,
+                seconds=MAX_S,
+                per_s=1.5,
                 pause_s=0.5 * seconds / len(KINDS),
                 chance=chance,
             )
