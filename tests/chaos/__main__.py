@@ -18,11 +18,13 @@ from chaos.client import Client, toy_truth
 from chaos.cluster import TARGET, VOCAB_SIZE, Shape, running_cluster
 from chaos.embedded import embedded
 from chaos.faults import FAULTS
+from chaos.members import Timing
 from chaos.plan import draw
 from chaos.served import SERVE_FAULTS, run_served, served_cluster
-from chaos.stage import requests_from, run_stage
+from chaos.stage import NUM_FAULTS_AT_ONCE, requests_from, run_stage
 from chaos.tally import Tally
 from chaos.workload import make_request
+from specserve.rpc.link import RECONNECT_TIMEOUT_S
 
 DEFAULT_S = 600.0
 PLAIN_SHARE, RAY_SHARE = 0.65, 0.22
@@ -32,6 +34,26 @@ RAY_REQUESTS = 300
 """Wanted in the default time; a shorter run is to do its share."""
 
 
+TARGET_LOSSES = (
+    "target killed",
+    "target device killed",
+    "target ended by SIGTERM",
+    "target hangs",
+    "target device hangs",
+    "target back with old sessions",
+)
+PREFILL_S = 3.0
+"""To read the longest prompt of the load anew, and to be served among the others that do."""
+
+
+def pause_bound_s(timing: Timing) -> float:
+    """Return the longest pause after a target's loss: found out, and read anew elsewhere.
+
+    As often as faults may follow one another: the next target may be lost as well.
+    """
+    return NUM_FAULTS_AT_ONCE * (timing.hang_s + RECONNECT_TIMEOUT_S + PREFILL_S)
+
+
 async def plain(seconds: float, seed: int, share: float) -> Tally:
     """Break plain processes of a toy pair."""
     tally = Tally(
@@ -39,6 +61,7 @@ async def plain(seconds: float, seed: int, share: float) -> Tally:
         num_requests_wanted=round(PLAIN_REQUESTS * share),
         num_faults_wanted=round(PLAIN_FAULTS * share),
         kinds=tuple(fault.kind for fault in FAULTS) if share >= 0.5 else (),
+        bounds=dict.fromkeys(TARGET_LOSSES, pause_bound_s(Timing())),
     )
     chance = random.Random(seed)
     async with running_cluster(Shape()) as cluster:

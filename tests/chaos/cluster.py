@@ -8,125 +8,22 @@ orchestrator through bytes too. Knows processes and addresses; knows no plan.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
-import grpc
-import psutil
-
-from helpers.frame_proxy import FrameProxy, frames_to
-from helpers.scripted import Proxy
+from chaos.line_proxy import LineProxy
+from chaos.members import Member, Timing, held_by
+from helpers.frame_proxy import frames_to
 from specserve.rpc.channel import open_channel
-from specserve.rpc.v1 import common_pb2, draft_pb2_grpc, generation_pb2_grpc, target_pb2_grpc
+from specserve.rpc.v1 import generation_pb2_grpc
 from specserve.rpc.v1.generation_pb2 import GetPairRequest, GetStatusRequest
 from specserve.tools.held_port import HeldPort
-from specserve.tools.local_process import LocalService, launch
 
 VOCAB_SIZE = 64
 TARGET = f"toy:vocab_size={VOCAB_SIZE},seed=7"
 DRAFT = f"{TARGET},noise=0.6,noise_seed=1"
 READY_TIMEOUT_S = 60.0
-
-
-class LineProxy(Proxy):
-    """A proxy of bytes that outlives the server behind it, and can hold everything back."""
-
-    def __init__(self, host: str, port: int) -> None:
-        super().__init__(host, port)
-        self._flowing = asyncio.Event()
-        self._flowing.set()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            await super()._serve(reader, writer)
-        except OSError:
-            writer.close()
-
-    async def _pump(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, replies: bool
-    ) -> None:
-        gated = _GatedReader(reader, self._flowing)
-        await super()._pump(gated, writer, replies=replies)  # type: ignore[arg-type]
-
-    def stall(self) -> None:
-        """Pass nothing on until `flow`."""
-        self._flowing.clear()
-
-    def flow(self) -> None:
-        """Pass on what has waited."""
-        self._flowing.set()
-
-
-class _GatedReader:
-    """A stream reader whose data waits while the gate is shut."""
-
-    def __init__(self, reader: asyncio.StreamReader, gate: asyncio.Event) -> None:
-        self._reader, self._gate = reader, gate
-
-    async def read(self, size: int) -> bytes:
-        data = await self._reader.read(size)
-        await self._gate.wait()
-        return data
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """After how long something counts as lost."""
-
-    lease_s: float = 5.0
-    hang_s: float = 3.0
-    """Of a device, or an orchestrator, that is silent."""
-    call_s: float = 8.0
-    """Of a verify call without an answer."""
-
-
-@dataclass(slots=True)
-class Member:
-    """One service, whichever process it is at present."""
-
-    name: str
-    role: str
-    port: int
-    flags: tuple[str, ...]
-    process: LocalService | None = None
-    frames: FrameProxy | None = None
-    line: LineProxy | None = None
-    timing: Timing = field(default_factory=Timing)
-    is_faulted: bool = False
-    """A fault has it in its hands."""
-    faulted_at: float = 0.0
-
-    @property
-    def address(self) -> str:
-        """Where it listens itself."""
-        return f"127.0.0.1:{self.port}"
-
-    @property
-    def running(self) -> LocalService:
-        """Its process."""
-        if self.process is None:
-            raise RuntimeError(f"{self.name} was never started")
-        return self.process
-
-    def device_pid(self) -> int | None:
-        """Find its device process; None while there is none."""
-        with contextlib.suppress(psutil.NoSuchProcess):
-            children = psutil.Process(self.running.pid).children()
-            if children:
-                return children[0].pid
-        return None
-
-    async def start(self) -> None:
-        """Start a process on the port, without waiting for it."""
-        self.process = await launch(self.role, (*self.flags, f"--port={self.port}"), {})
-
-    async def restart(self) -> None:
-        """Start anew what has ended, and wait until it is ready."""
-        await self.running.stop()  # collects what is left of it
-        await self.start()
-        await self.running.wait_ready()
 
 
 @dataclass(slots=True)
@@ -138,8 +35,7 @@ class Shape:
     num_orchestrators: int = 2
     num_gateways: int = 2
     step_ms: float = 12.0
-    has_proxies: bool = True
-    timing: Timing = Timing()
+    timing: Timing = field(default_factory=Timing)
     target: str = TARGET
     draft: str = DRAFT
     engine_flags: tuple[str, ...] = ("--max-model-len=4096", "--num-kv-blocks=2048")
@@ -195,32 +91,6 @@ class Cluster:
         return []
 
 
-async def held_by(member: Member) -> str:
-    """Say what a service still holds; empty for nothing."""
-    if member.role == "gateway":
-        return ""
-    async with open_channel(member.address) as channel:
-        try:
-            if member.role == "orchestrator":
-                front = generation_pb2_grpc.GenerationServiceStub(channel)
-                status = await front.GetStatus(GetStatusRequest(), timeout=5)
-                running = status.num_running + status.num_waiting
-                return f"{member.name}: {running} requests" if running else ""
-            make_stub = (
-                target_pb2_grpc.TargetServiceStub
-                if member.role == "target"
-                else draft_pb2_grpc.DraftServiceStub
-            )
-            model = await make_stub(channel).GetModel(common_pb2.GetModelRequest(), timeout=5)
-        except grpc.aio.AioRpcError as error:
-            return f"{member.name}: {error.code().name}"
-    load = model.load
-    num_blocks = load.num_blocks - load.num_free_blocks
-    if not num_blocks and not load.num_sessions:
-        return ""
-    return f"{member.name}: {num_blocks} blocks, {load.num_sessions} sessions"
-
-
 @asynccontextmanager
 async def running_cluster(shape: Shape) -> AsyncIterator[Cluster]:
     """Start everything, and stop it."""
@@ -247,7 +117,7 @@ async def running_cluster(shape: Shape) -> AsyncIterator[Cluster]:
             flags = (config, *shape.engine_flags, *server)
             cluster.drafts.append(Member(f"draft-{number}", "draft", hold_port(), flags))
         peers = [
-            f"--{member.role}-address={await _front(stack, member, number, shape)}"
+            f"--{member.role}-address={await _front(stack, member, number)}"
             for members in (cluster.targets, cluster.drafts)
             for number, member in enumerate(members)
         ]
@@ -263,7 +133,7 @@ async def running_cluster(shape: Shape) -> AsyncIterator[Cluster]:
             member = Member(f"orchestrator-{number}", "orchestrator", hold_port(), flags)
             cluster.orchestrators.append(member)
             # 1 + number: the first one through a proxy of bytes.
-            address = await _front(stack, member, 1 + number, shape)
+            address = await _front(stack, member, 1 + number)
             fronts.append(f"--orchestrator-address={address}")
         for number in range(shape.num_gateways):
             flags = (
@@ -282,9 +152,9 @@ async def running_cluster(shape: Shape) -> AsyncIterator[Cluster]:
         yield cluster
 
 
-async def _front(stack: AsyncExitStack, member: Member, number: int, shape: Shape) -> str:
+async def _front(stack: AsyncExitStack, member: Member, number: int) -> str:
     """Put a proxy before the first two of a kind; returns where the member is to be reached."""
-    if not shape.has_proxies or number > 1:
+    if number > 1:
         return member.address
     if number == 0:
         member.frames, address = await stack.enter_async_context(frames_to(member.address))
@@ -307,11 +177,3 @@ async def _until_known(cluster: Cluster) -> None:
                 if pair.ready and pair.speculation_enabled and states == ["connected"] * wanted:
                     break
                 await asyncio.sleep(0.05)
-
-
-def pick(members: Iterable[Member], key: Callable[[Member], float], *, spare: int) -> Member | None:
-    """Choose a member that no fault has, the one left alone longest; None to keep `spare` free."""
-    free = [member for member in members if not member.is_faulted]
-    if len(free) <= spare:
-        return None
-    return min(free, key=key)

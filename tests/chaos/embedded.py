@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 import httpx
 
 from chaos.client import Client
-from chaos.cluster import Cluster, Shape, Timing, running_cluster
+from chaos.cluster import Cluster, Shape, running_cluster
 from chaos.faults import FAULTS
+from chaos.members import Timing
 from chaos.stage import named, run_stage
 from chaos.tally import Tally
 from chaos.workload import Request

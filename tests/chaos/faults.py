@@ -14,7 +14,7 @@ import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from chaos.cluster import Member
+from chaos.members import Member
 from helpers.waiting import eventually
 
 Harm = Callable[[Member, random.Random], Awaitable[None]]

@@ -21,7 +21,8 @@ from pathlib import Path
 import psutil
 
 from chaos.client import Client, toy_truth
-from chaos.cluster import DRAFT, TARGET, VOCAB_SIZE, Member, held_by
+from chaos.cluster import DRAFT, TARGET, VOCAB_SIZE
+from chaos.members import Member, held_by
 from chaos.stage import load, requests_from
 from chaos.tally import Harm, Tally
 from chaos.workload import make_request

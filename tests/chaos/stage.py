@@ -12,14 +12,15 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 
 from chaos.client import Client
-from chaos.cluster import Cluster, Member, pick
+from chaos.cluster import Cluster
 from chaos.faults import Fault, MissedError
+from chaos.members import Member, pick
 from chaos.tally import Harm, Tally
 from chaos.workload import Request
 
 logger = logging.getLogger(__name__)
 
-NUM_CLIENTS = 12
+NUM_CLIENTS = 24
 NUM_FAULTS_AT_ONCE = 3
 SPARE = {"target": 1, "orchestrator": 1, "gateway": 1, "draft": 0}
 """Members of a role that no fault may have: a request needs one of each, but no draft."""

@@ -44,6 +44,8 @@ class Tally:
     num_retries: int = 0
     harms: list[Harm] = field(default_factory=list)
     missed: Counter[str] = field(default_factory=Counter)
+    bounds: dict[str, float] = field(default_factory=dict)
+    """Longest pause to put up with by kind, seconds."""
     leaks: list[str] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
     """What went wrong in the doing, such as a process that did not end."""
@@ -98,6 +100,11 @@ class Tally:
         counts = self.faults()
         if counts.total() < self.num_faults_wanted:
             found.append(f"{counts.total()} faults of {self.num_faults_wanted}")
+        found += [
+            f"{kind}: a pause of {self.worst[kind]:.1f} s, {bound:.1f} s at most was wanted"
+            for kind, bound in self.bounds.items()
+            if self.worst.get(kind, 0.0) > bound
+        ]
         found += [f"no fault of kind {kind!r}" for kind in self.kinds if not counts[kind]]
         return found
 
@@ -115,7 +122,8 @@ class Tally:
         counts = self.faults()
         for kind in sorted(counts.keys() | set(self.kinds)):
             worst = self.worst.get(kind, 0.0)
-            yield f"  {kind:<34} {counts[kind]:>7} {worst:>14.2f}"
+            bound = f"  of {self.bounds[kind]:.1f}" if kind in self.bounds else ""
+            yield f"  {kind:<34} {counts[kind]:>7} {worst:>14.2f}{bound}"
         yield f"  {'faults':<34} {counts.total():>7}"
         yield f"  {'no fault at the time':<34} {'':>7} {self.worst.get('(none)', 0.0):>14.2f}"
         for verdict, details in self.details.items():

@@ -7,8 +7,9 @@ import random
 import pytest
 
 from chaos.client import Client, toy_truth
-from chaos.cluster import TARGET, VOCAB_SIZE, Shape, Timing, running_cluster
+from chaos.cluster import TARGET, VOCAB_SIZE, Shape, running_cluster
 from chaos.faults import FAULTS
+from chaos.members import Timing
 from chaos.stage import named, requests_from, run_stage
 from chaos.tally import Tally
 from chaos.workload import make_request

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import signal
 
 import grpc
 import pytest
@@ -176,6 +178,32 @@ async def test_live_sessions_leave_a_draining_draft(rule: str) -> None:
         assert other.replica.num_sessions == 1
         plain = make_request(rule=rule, max_tokens=len(answer.token_ids), k=0)
         assert (await pair.generate(plain)).token_ids == answer.token_ids
+
+
+async def test_lost_orchestrators_leave_nothing_that_blocks_a_drain() -> None:
+    """One died and one hangs, both with sessions open: the leases run out, and a target that is
+    told to stop ends by itself long before its deadline, with exit code 0."""
+    spec = PairSpec(
+        SLOW_TARGET,
+        None,
+        num_orchestrators=2,
+        num_gateways=0,
+        target_flags=("--drain-deadline-s=600", "--lease-s=1"),
+    )
+    async with LocalPair(spec) as pair, contextlib.AsyncExitStack() as stack:
+        calls = []
+        for orchestrator in pair.orchestrators:
+            channel = await stack.enter_async_context(open_channel(orchestrator.address))
+            stub = generation_pb2_grpc.GenerationServiceStub(channel)
+            calls.append(stub.Generate(make_request([7] * 8, max_tokens=MANY)))
+            assert await calls[-1].read() is not grpc.aio.EOF
+        dead, hung = pair.orchestrators
+        dead.kill()
+        hung.send_signal(signal.SIGSTOP)
+        assert await pair.targets[0].stop() == 0, "it had to be killed"
+        hung.send_signal(signal.SIGCONT)
+        for call in calls:
+            call.cancel()
 
 
 NEW_TARGET = "toy:vocab_size=48,seed=8,step_ms=3"
