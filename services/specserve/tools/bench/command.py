@@ -134,8 +134,8 @@ def _run_figures(
     if name == "steps":
         from specserve.tools.bench import steps
 
-        return steps.run(args)
-    if name == "overlap":
+        figures |= steps.run(args)
+    elif name == "overlap":
         from specserve.tools.bench.overlap import OverlapOptions, run_overlap_suite
 
         figures |= asyncio.run(run_overlap_suite(OverlapOptions()))

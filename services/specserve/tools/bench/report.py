@@ -11,6 +11,7 @@ from pathlib import Path
 from specserve.tools.bench import condition_rows, page
 from specserve.tools.bench import rows as figure_rows
 from specserve.tools.bench.decision import speedup
+from specserve.tools.bench.figure_tables import overlap, tables_of
 from specserve.tools.bench.level import Level
 from specserve.tools.bench.record import Record, Section, write_text
 from specserve.tools.bench.report_plots import (
@@ -63,6 +64,7 @@ def text_of(record: Record) -> str:
                 for row in section.decision.levels
             ]
             lines.append(f"decision: {section.decision.verdict}")
+    lines += _titled(overlap(record.figures))  # other figures were printed as they came
     return "\n".join(lines).strip("\n")
 
 
@@ -76,12 +78,8 @@ def html_of(record: Record) -> str:
         parts.append(page.paragraph("Cut short: what was measured until then.", "unsure"))
     for section in record.sections:
         parts += _section_html(section)
-    if record.figures:
-        rows = [(name, f"{value:.4g}") for name, value in record.figures.items()]
-        parts += [
-            page.heading(2, "Figures"),
-            page.table(("figure", "value"), rows),
-        ]
+    for shown in tables_of(record.figures):
+        parts += [page.heading(2, shown.title), page.table(shown.header, shown.rows)]
     return page.page("specserve benchmark", parts)
 
 
