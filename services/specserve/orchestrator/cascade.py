@@ -61,9 +61,9 @@ class Cascade:
 
     @property
     def num_behind(self) -> int:
-        """Committed tokens that the draft lacks, beyond what it is let lag while it sits out."""
+        """Committed tokens that either lacks, beyond what the draft may lag while it sits out."""
         lag = self._draft.num_behind
-        return lag if lag > MAX_DRAFT_LAG else 0
+        return max(lag if lag > MAX_DRAFT_LAG else 0, self._suffix.num_behind)
 
     @property
     def num_steps_without(self) -> int:

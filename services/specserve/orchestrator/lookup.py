@@ -15,7 +15,7 @@ from specserve.orchestrator.request_state import RequestState
 from specserve.speculation.guess import NO_GUESS, Guess, Guesser
 
 PIECE = 256
-"""Tokens taken in at once: a long prompt must not keep other requests waiting (1-2 ms)."""
+"""Most tokens taken in at once: a long prompt must not keep other requests waiting (1-2 ms)."""
 
 NUM_STEPS_WITHOUT_GUESS = 2
 """Tokens decoded ahead where nothing matches: few, for the next token may match."""
@@ -28,7 +28,6 @@ class LookupProposer:
     num_invalid = 0
     num_steps_without = NUM_STEPS_WITHOUT_GUESS
     max_model_len = 0
-    num_behind = 0
     link = None
 
     def __init__(
@@ -51,17 +50,19 @@ class LookupProposer:
         """Whether a prompt is still being read."""
         return self._reading is not None and not self._reading.done()
 
+    @property
+    def num_behind(self) -> int:
+        """Committed tokens to take in before a guess, where they are too many to do it at once."""
+        return self._num_unread if self._num_unread > PIECE else 0
+
     def ready(self) -> bool:
-        """Say whether all that is committed was taken in."""
-        if self.is_busy:
-            return False
-        if self._taken_length < self._state.committed_length:
-            self._read(PIECE)
-        return self._taken_length == self._state.committed_length
+        """Say whether it can be asked. Reads nothing: where nobody asks, nobody need read."""
+        return not self.is_busy
 
     def catch_up(self, traceparent: str) -> bool:
-        """Take the prompt in beside the first round, piece by piece."""
-        self._reading = asyncio.create_task(self._read_all(), name="lookup")
+        """Take in what is committed beside other work, piece by piece."""
+        if not self.is_busy:
+            self._reading = asyncio.create_task(self._read_all(), name="lookup")
         return True
 
     async def caught_up(self, timeout_s: float) -> None:
@@ -75,9 +76,10 @@ class LookupProposer:
         return self.as_drafted(self.guess(num_speculative_tokens), began)
 
     def guess(self, num_speculative_tokens: int) -> Guess:
-        """Guess from what is committed; nothing while that is not all taken in."""
-        if num_speculative_tokens < 1 or not self.ready():
+        """Guess from what is committed; nothing while more than a piece is not taken in."""
+        if num_speculative_tokens < 1 or self.is_busy or self.num_behind:
             return NO_GUESS
+        self._read(PIECE)
         return self._guesser.guess(num_speculative_tokens)
 
     def as_drafted(self, guess: Guess, began: float) -> Drafted:
@@ -95,9 +97,13 @@ class LookupProposer:
             self._reading.cancel()
 
     async def _read_all(self) -> None:
-        while self._taken_length < self._state.committed_length:
+        while self._num_unread:
             await asyncio.sleep(0)
             self._read(PIECE)
+
+    @property
+    def _num_unread(self) -> int:
+        return self._state.committed_length - self._taken_length
 
     def _read(self, limit: int) -> None:
         tokens = self._state.chain.slice(self._taken_length, self._taken_length + limit)

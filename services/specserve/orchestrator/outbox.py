@@ -37,11 +37,12 @@ class Outbox:
 
     def put(self, response: generation_pb2.GenerateResponse) -> None:
         """Hand over a response; it may be joined to the one that waits."""
-        if self._waiting is None:
-            self._waiting = response
-        else:
+        if self._waiting is not None:
             join(self._waiting, response)
-        self._wake.set()
+            return
+        self._waiting = response
+        # A turn later: the call of the next round, which the caller sends now, is written first.
+        asyncio.get_running_loop().call_soon(self._wake.set)
 
     def close(self) -> None:
         """Say that nothing more comes."""

@@ -84,6 +84,35 @@ async def test_each_guess_sees_every_committed_token_once() -> None:
     assert echo.tokens == state.chain.tokens
 
 
+async def test_where_nobody_asks_nothing_is_read() -> None:
+    """K = 0 round after round costs the event loop no prompt; a guess then reads one piece."""
+    state = make_state(range(PIECE - 10))
+    lookup, echo = lookup_of(state)
+    for number in range(10):
+        assert lookup.ready()
+        state.commit(Proposal((), None), Verification(0, 1000 + number))
+        lookup.settle()
+    assert echo.pieces == []
+    assert lookup.num_behind == 0
+    assert lookup.guess(1).token_ids == (1009,)
+    assert echo.pieces == [PIECE]
+
+
+async def test_what_is_too_long_for_a_guess_is_caught_up_with_first() -> None:
+    """One token more than a piece: no guess, and nothing read in its place."""
+    lookup, echo = lookup_of(make_state(range(PIECE + 1)))
+    assert lookup.ready()
+    assert lookup.num_behind == PIECE + 1
+    assert lookup.guess(2).token_ids == ()
+    assert echo.pieces == []
+    assert lookup.catch_up("")
+    assert lookup.catch_up("")
+    await lookup.caught_up(timeout_s=10)
+    assert echo.pieces == [PIECE, 1]
+    assert lookup.num_behind == 0
+    assert lookup.guess(1).token_ids == (PIECE,)
+
+
 async def test_closing_stops_the_reading() -> None:
     state = make_state(range(5 * PIECE))
     lookup, echo = lookup_of(state)

@@ -48,7 +48,7 @@ async def test_blocks_that_wait_together_are_joined_in_order() -> None:
 
 
 async def test_a_reader_that_keeps_up_gets_every_block_by_itself() -> None:
-    """Nothing is held back for joining."""
+    """Nothing is held back for joining, beyond the turn that the next round's call goes first."""
     outbox = Outbox()
     taken: list[bytes] = []
 
@@ -60,7 +60,31 @@ async def test_a_reader_that_keeps_up_gets_every_block_by_itself() -> None:
     for text in (b"a", b"b", b"c"):
         outbox.put(_block(1, text=text))
         await asyncio.sleep(0)
+        await asyncio.sleep(0)
     outbox.close()
     await reader
 
     assert taken == [b"a", b"b", b"c"]
+
+
+async def test_what_is_sent_after_a_block_is_written_before_it() -> None:
+    """The reader of a block comes after a task that was woken later: the next round's call."""
+    outbox = Outbox()
+    woken = asyncio.Event()
+    order: list[str] = []
+
+    async def take() -> None:
+        await outbox.take()
+        order.append("block")
+
+    async def write() -> None:
+        await woken.wait()
+        order.append("call")
+
+    tasks = [asyncio.create_task(take()), asyncio.create_task(write())]
+    await asyncio.sleep(0)
+    outbox.put(_block(1, text=b"a"))
+    woken.set()
+    await asyncio.gather(*tasks)
+
+    assert order == ["call", "block"]
