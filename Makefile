@@ -115,6 +115,9 @@ chaos: $(INSTALLED) ## Break processes under load and check every token; CHAOS_S
 audit: $(INSTALLED) $(AUDIT)/.installed ## Known vulnerabilities and a bill of materials (sbom.cdx.json); ARGS=--offline: the bill alone
 	$(AUDIT)/bin/python deploy/audit.py --python $(BIN)/python $(ARGS)
 
+docs-check: $(INSTALLED) ## Links, files, commands, flags and metrics that the documents name (make test does it, too)
+	$(BIN)/python -m pytest -q tests/unit/test_documents.py
+
 rehearsal: $(INSTALLED) ## Several Ray nodes on this machine with the rendered config; an install in a bare directory
 	SPECSERVE_REHEARSAL=1 $(BIN)/python -m pytest -q -s $(ARGS) --ignore tests/rehearsal/test_scale.py tests/rehearsal
 

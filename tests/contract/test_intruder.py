@@ -16,12 +16,14 @@ from typing import Any
 
 import grpc
 import httpx
+import psutil
 import pytest
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from helpers.pair import TARGET, Generated, greedy_tokens, make_request, running_pair
 from specserve.config import ServerConfig
+from specserve.gateway.config import GatewayConfig
 from specserve.rpc.channel import MAX_MESSAGE_BYTES
 from specserve.rpc.metrics_endpoint import MetricsEndpoint
 from unit.gateway.fakes import MODEL, FakeBackend, make_app, make_client
@@ -254,6 +256,21 @@ async def test_a_request_with_two_meanings_is_none(sent: bytes, status: int) -> 
 
     assert found == status
     assert backend.requests == []
+
+
+async def test_b238_only_the_ports_that_are_documented_listen_and_on_loopback() -> None:
+    """B238: each service has its one gRPC port; nothing binds to all interfaces by itself."""
+    before = {c.laddr for c in psutil.Process().net_connections("tcp") if c.status == "LISTEN"}
+    async with running_pair() as pair:
+        assert pair.draft is not None
+        ours = {pair.target.address, pair.draft.address, pair.orchestrator.address}
+        listening = {
+            c.laddr for c in psutil.Process().net_connections("tcp") if c.status == "LISTEN"
+        }
+        found = {f"{a.ip.removeprefix('::ffff:')}:{a.port}" for a in listening - before}
+        assert found == ours
+    for config in (ServerConfig(), GatewayConfig()):
+        assert config.host == "127.0.0.1"
 
 
 async def test_a_metrics_port_has_metrics_and_nothing_else() -> None:

@@ -30,6 +30,7 @@ SECTIONS = {
     "inputs",
     "openai-compat",
     "structured-output",
+    "security",
 }
 MIN_REASON_LENGTH = 20
 """Characters; "no" or "later" is no reason."""

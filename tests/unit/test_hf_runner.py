@@ -306,15 +306,18 @@ def test_only_safetensors_are_read(tmp_path):
         load(tmp_path / "missing")
 
 
-def test_remote_code_is_refused_unless_trusted(saved, tmp_path):
+def test_remote_code_is_refused_unless_trusted_B248(saved, tmp_path):
+    """B248: nothing of it has run when it is refused."""
     folder = saved("llama")
     (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")
     settings = json.loads((folder / "config.json").read_text())
     settings["model_type"] = "unheard_of"
     settings["auto_map"] = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
     (tmp_path / "config.json").write_text(json.dumps(settings))
+    (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'canary')!r}, 'w').close()")
     with pytest.raises(ConfigurationError, match="its own Python code"):
         load(tmp_path)
+    assert not (tmp_path / "canary").exists()
 
 
 def test_damaged_weights_are_named(saved, tmp_path):

@@ -300,7 +300,7 @@ def test_a_vocabulary_that_the_library_cannot_read_is_the_request_s_trouble() ->
 
 
 def test_grammars_are_kept_per_tenant_and_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same text again is found; another tenant's is not; the oldest ones go."""
+    """B235: the same text again is found; another tenant's is not; the oldest ones go."""
     monkeypatch.setattr(compiler, "MAX_COMPILED", 3)
     grammars = GrammarCompiler(lambda: TABLE)
     texts = [f'start: "{"a" * n}"' for n in range(1, 5)]

@@ -1,0 +1,84 @@
+"""Documents claim nothing that is not so: `make docs-check`, and a part of `make test`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.documents import Document
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+
+@pytest.mark.parametrize("page", [pytest.param(p, id=str(p.relative_to(ROOT))) for p in PAGES])
+def test_links_files_commands_and_flags_are_there(page: Path) -> None:
+    assert list(Document(page, ROOT).problems()) == []
+
+
+def test_every_page_is_led_to() -> None:
+    """From the README, in one step or over another page: nobody reads a folder's listing."""
+    led_to = {ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"}
+    texts = {page: page.read_text(encoding="utf-8") for page in PAGES}
+    for _ in PAGES:
+        led_to |= {
+            other
+            for page in led_to
+            for other in PAGES
+            if f"]({_from(page, other)}" in texts[page] or f"`{_from(page, other)}`" in texts[page]
+        }
+
+    assert set(PAGES) - led_to == set()
+
+
+def _from(page: Path, other: Path) -> str:
+    if page.parent == other.parent:
+        return other.name
+    return f"docs/{other.name}" if page.parent == ROOT else f"../{other.name}"
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("see [it](no/such.md)", "no such file"),
+        ("see [it](../../outside.md)", "outside of the repository"),
+        ("see [it](http://example.com)", "https was wanted"),
+        ("# One\nsee [it](#two)", "no heading of this name"),
+        ("see [it](other.md#three)", "no heading of this name"),
+        ("see `tests/no_such_test.py`", "no such file"),
+        ("see `services/specserve/{cli,clo}.py`, `tests/*/nothing_*.py`", "no such file"),
+        ("run `specserve sreve`", "no such command"),
+        ("run `specserve serve --prot=1`", "no such flag"),
+        ("```\nspecserve gateway \\\n  --tokenizer x --api-key-fil=y\n```", "--api-key-fil"),
+        ("   ```\n   specserve keys add --nam=x\n   ```", "--nam"),
+        ("run `make chekc test`", "no such verb"),
+        ("see `specserve_num_sesions`", "no such metric"),
+        ("```\nX=1 make nothing\n```", "no such verb"),
+    ],
+)
+def test_a_wrong_claim_is_found(tmp_path: Path, text: str, complaint: str) -> None:
+    root = tmp_path / "root"
+    for name in ("Makefile", "services/specserve/cli.py", "docs/other.md"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("test: # nothing\n" if name == "Makefile" else "# Two\n")
+    (tmp_path / "outside.md").write_text("")
+    (root / "docs" / "page.md").write_text(text)
+
+    found = list(Document(root / "docs" / "page.md", root).problems())
+
+    assert any(complaint in problem for problem in found), found
+
+
+def test_right_claims_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "Makefile").write_text("check: # nothing\ntest: # nothing\n")
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "page.md").write_text(
+        "# A `code` heading, twice\n# A `code` heading, twice\n"
+        "[one](#a-code-heading-twice) [two](#a-code-heading-twice-1) [out](https://example.com)\n"
+        "`make check test`, `make test ARGS=...`, `specserve serve --port 1`, `specserve -h`,\n"
+        "`tests/`, `not/ours.py`\n"
+        "```\nspecserve config check --config FILE   # specserve sreve\n```\n"
+    )
+
+    assert list(Document(tmp_path / "page.md", tmp_path).problems()) == []
