@@ -95,10 +95,16 @@ class Document:
 
 @cache
 def _metric_names(root: Path) -> frozenset[str]:
-    """Return every word that code puts in quotes: metrics are among them, without their prefix."""
-    texts = (path.read_text(encoding="utf-8") for path in (root / "services").rglob("*.py"))
-    found = {word for text in texts for word in re.findall(r'"(?:specserve_)?([a-z_]+)"', text)}
-    return frozenset(found)
+    """Return every word that code puts in quotes: metrics are among them, `specserve_` left out.
+
+    Those that are put together of a prefix and a name, too: f"{PREFIX}_name".
+    """
+    texts = [path.read_text(encoding="utf-8") for path in (root / "services").rglob("*.py")]
+    whole = {word for text in texts for word in re.findall(r'"(?:specserve_)?([a-z_]+)"', text)}
+    prefixes = {word for text in texts for word in re.findall(r'"specserve_([a-z_]+)"', text)}
+    names = {word for text in texts for word in re.findall(r'"\{_?PREFIX\}_?([a-z_]+)"', text)}
+    joined = {f"{prefix}_{name}" for prefix in prefixes for name in names}
+    return frozenset(whole | names | joined)
 
 
 def _specserve_problems(words: list[str], root: Path) -> Iterator[str]:
