@@ -37,6 +37,13 @@ CLIENT_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.use_local_subchannel_pool", 1),
 ]
 
+TLS_CLIENT_OPTIONS = [
+    *(option for option in CLIENT_OPTIONS if option[0] != "grpc.min_reconnect_backoff_ms"),
+    # So long an attempt may take, too, and a handshake takes longer than clear text: on a busy
+    # machine 100 ms were too few, and every attempt began anew.
+    ("grpc.min_reconnect_backoff_ms", 1_000),
+]
+
 SERVER_OPTIONS = [
     *_COMMON,
     # Servers must allow the pings that clients send, or they cut idle links ("too_many_pings").
@@ -59,4 +66,4 @@ def open_channel(address: str, tls: MutualTls | None = None) -> grpc.aio.Channel
     """
     if tls is None:
         return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
-    return tls.channel(address, CLIENT_OPTIONS)
+    return tls.channel(address, TLS_CLIENT_OPTIONS)
