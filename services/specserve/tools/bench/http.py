@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -134,23 +134,29 @@ class _Answer:
         )
 
 
-def http_client(url: str) -> httpx.AsyncClient:
+def http_client(url: str, headers: Mapping[str, str] | None = None) -> httpx.AsyncClient:
     """Open a client that never keeps a request waiting for a connection."""
     return httpx.AsyncClient(
         base_url=url,
+        headers=headers,
         timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
     )
 
 
 @asynccontextmanager
-async def reached_by_url(name: str, url: str) -> AsyncIterator[Running]:
+async def reached_by_url(
+    name: str, url: str, headers: Mapping[str, str] | None = None
+) -> AsyncIterator[Running]:
     """Reach a gateway that runs already.
+
+    Args:
+        headers: what every request carries.
 
     Raises:
         PeerUnavailable: it does not answer, or its pair is not ready.
     """
-    async with http_client(url) as client:
+    async with http_client(url, headers) as client:
         try:
             answer = await client.get("/ready", timeout=CONNECT_TIMEOUT_S)
             state = answer.json()

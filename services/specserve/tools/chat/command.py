@@ -18,6 +18,7 @@ from specserve.errors import ConfigurationError, SpecServeError
 from specserve.rpc.placement import threads_per_engine
 from specserve.tools.chat.painter import ORIGIN_COLOURS, Painter
 from specserve.tools.chat.stream import Speculation, stream_chat
+from specserve.tools.client_key import add_key_flag, key_headers
 from specserve.tools.flags import add_model_flags, config_from_flags, flags_given
 from specserve.tools.interrupts import stop_signals_interrupt
 from specserve.tools.local import PairSpec, run_pair
@@ -41,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `specserve chat`."""
     parser.add_argument("target", nargs="?", help="target to start; the embedded pair without it")
     parser.add_argument("--url", help="a running gateway, such as http://127.0.0.1:8000")
+    add_key_flag(parser)
     parser.add_argument("--speculative-config", metavar="JSON", help=SPECULATIVE_HELP)
     parser.add_argument("--message", metavar="TEXT", help="say this, print the answer, and leave")
     parser.add_argument("--system", metavar="TEXT", help="system message")
@@ -60,9 +62,10 @@ def run(args: argparse.Namespace) -> int:
 
     if args.url and args.target:
         raise ConfigurationError("--url names a running server; leave the target out")
+    headers = key_headers(args)
     with stop_signals_interrupt(), contextlib.ExitStack() as stack:
         url = args.url or stack.enter_context(_local_url(args))
-        client = stack.enter_context(httpx.Client(base_url=url))
+        client = stack.enter_context(httpx.Client(base_url=url, headers=headers))
         return _talk(client, args)
 
 

@@ -28,6 +28,7 @@ from specserve.tools.bench.http import reached_by_url
 from specserve.tools.bench.record import require_writable
 from specserve.tools.bench.signals import cancelled_by_signals
 from specserve.tools.bench.workload import load_workload
+from specserve.tools.client_key import add_key_flag, key_headers
 from specserve.tools.load.arrivals import ArrivalProcess
 from specserve.tools.load.report import LoadRecord
 from specserve.tools.load.run import Generator, LoadPlan
@@ -44,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = __doc__
     group = parser.add_argument_group("where to")
     group.add_argument("--url", metavar="URL", help="a gateway, such as http://127.0.0.1:8000")
+    add_key_flag(group)
     group.add_argument("--orchestrator-address", metavar="HOST:PORT", help="or an orchestrator")
     group.add_argument("--target", metavar="MODEL", help="its tokenizer, for an orchestrator")
     group = parser.add_argument_group("load")
@@ -190,7 +192,7 @@ async def _send(args: argparse.Namespace, record: LoadRecord) -> None:
         args.prompts, args.num_prompts, tokenizer_of if args.url is None else None
     )
     way = (
-        reached_by_url("system", args.url)
+        reached_by_url("system", args.url, key_headers(args))
         if args.url is not None
         else reached("system", args.orchestrator_address)
     )
