@@ -137,18 +137,17 @@ def until(condition: Callable[[], bool], what: str, load: Load) -> float:
 def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Deploy the rendered configuration on a Ray of its own."""
     monkeypatch.setenv("RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S", "1")
-    port = HeldPort()
-    args = settings(port.number)
-    with LocalRay(args):
-        serve.start(http_options=serve.HTTPOptions(host="127.0.0.1", port=port.number))
-        _get_global_client().deploy_apps(ServeDeploySchema.model_validate(serve_config(args)))
-        url = f"http://127.0.0.1:{port.number}"
-        began = time.monotonic()
-        while not _is_ready(url):
-            assert time.monotonic() - began < TIMEOUT_S, serve.status()
-            time.sleep(0.5)
-        yield url
-    port.release()
+    with HeldPort() as port:
+        args = settings(port.number)
+        with LocalRay(args):
+            serve.start(http_options=serve.HTTPOptions(host="127.0.0.1", port=port.number))
+            _get_global_client().deploy_apps(ServeDeploySchema.model_validate(serve_config(args)))
+            url = f"http://127.0.0.1:{port.number}"
+            began = time.monotonic()
+            while not _is_ready(url):
+                assert time.monotonic() - began < TIMEOUT_S, serve.status()
+                time.sleep(0.5)
+            yield url
 
 
 def _is_ready(url: str) -> bool:
