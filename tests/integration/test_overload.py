@@ -122,12 +122,13 @@ async def test_sessions_that_lose_their_blocks_go_on_exactly_and_all_of_them_end
 
 
 async def test_urgent_request_takes_the_blocks_of_an_ordinary_one_which_goes_on_later() -> None:
-    """It is admitted though no block is free; the other's text is whole all the same."""
-    model = TARGET + ",step_ms=2"
+    """Both together need more than there is. However far the ordinary one has come when the urgent
+    one comes, it loses its blocks; its text is whole all the same."""
+    model = TARGET + ",step_ms=10"
     async with running_pair(model, None, k=0, target_fields={"num_kv_blocks": 12}) as pair:
         ordinary = pair.blocks(make_request([7] * 20, max_tokens=160))
         answer = Generated()
-        await pair.take(ordinary, answer, 130)
+        await pair.take(ordinary, answer, 1)
         request = make_request([9] * 20, max_tokens=100)
         request.priority = 1
         urgent = await pair.generate(request)
@@ -142,7 +143,7 @@ async def test_urgent_request_takes_the_blocks_of_an_ordinary_one_which_goes_on_
 async def test_request_that_finds_no_blocks_in_time_is_told_when_to_come_back() -> None:
     """Neither a hang nor a loss: RESOURCE_EXHAUSTED; the running one is undisturbed."""
     fields: dict[str, object] = {"num_kv_blocks": 6}
-    model = TARGET + ",step_ms=2"
+    model = TARGET + ",step_ms=40"
     async with running_pair(model, None, k=0, target_fields=fields, queue_timeout_s=0.05) as pair:
         call = pair.blocks(make_request([7] * 40, max_tokens=50))
         answer = Generated()
