@@ -8,12 +8,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 import grpc
+import httpx
 import pytest
 
 from helpers.pair import (
     TARGET,
     Generated,
     Pair,
+    engine,
     greedy_tokens,
     is_idle,
     is_ready,
@@ -24,6 +26,10 @@ from helpers.pair import (
 )
 from helpers.waiting import eventually
 from specserve.config import OrchestratorConfig
+from specserve.gateway.config import GatewayConfig
+from specserve.gateway.grpc_backend import GrpcBackend
+from specserve.gateway.http import create_http_app
+from specserve.model.tokenizer import load_tokenizer
 from specserve.orchestrator.server import RunningOrchestrator, start_orchestrator
 from specserve.rpc.status import from_rpc_error
 from specserve.rpc.v1 import generation_pb2_grpc
@@ -141,10 +147,14 @@ async def test_urgent_request_takes_the_blocks_of_an_ordinary_one_which_goes_on_
 
 
 async def test_request_that_finds_no_blocks_in_time_is_told_when_to_come_back() -> None:
-    """Neither a hang nor a loss: RESOURCE_EXHAUSTED; the running one is undisturbed."""
+    """Neither a hang nor a loss: RESOURCE_EXHAUSTED, by HTTP a 429 with Retry-After and no 5xx
+    (B166); the running one is undisturbed."""
     fields: dict[str, object] = {"num_kv_blocks": 6}
     model = TARGET + ",step_ms=40"
-    async with running_pair(model, None, k=0, target_fields=fields, queue_timeout_s=0.05) as pair:
+    async with (
+        running_pair(model, None, k=0, target_fields=fields, queue_timeout_s=0.05) as pair,
+        gateway_before(pair.orchestrator.address, model) as client,
+    ):
         call = pair.blocks(make_request([7] * 40, max_tokens=50))
         answer = Generated()
         await pair.take(call, answer, 1)
@@ -153,11 +163,29 @@ async def test_request_that_finds_no_blocks_in_time_is_told_when_to_come_back() 
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         error = from_rpc_error(caught.value, "orchestrator")
         assert type(error).__name__ == "Overloaded"
+        refused = await client.post("/v1/completions", json={"prompt": [9] * 60})
+        assert refused.status_code == 429
+        assert refused.json()["error"]["code"] == "overloaded"
+        assert int(refused.headers["retry-after"]) >= 1
         await pair.finish(call, answer)
         assert answer.token_ids == greedy_tokens(model, [7] * 40, 50)
         metric = "specserve_orchestrator_num_requests_refused_total"
-        assert pair.orchestrator.registry.get_sample_value(metric) == 1.0
+        assert pair.orchestrator.registry.get_sample_value(metric) == 2.0
         await pair.until_idle()
+
+
+@asynccontextmanager
+async def gateway_before(orchestrator: str, model: str) -> AsyncIterator[httpx.AsyncClient]:
+    """Give a client of a gateway that asks this orchestrator."""
+    backend = GrpcBackend([orchestrator])
+    app = create_http_app(backend, load_tokenizer(engine(model)), GatewayConfig())
+    try:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            assert (await client.get("/ready")).status_code == 200
+            yield client
+    finally:
+        await backend.close()
 
 
 async def test_draft_that_cannot_keep_up_is_asked_for_less() -> None:
