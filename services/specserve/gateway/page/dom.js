@@ -24,5 +24,8 @@ export function fillTable(table, rows) {
     make("td", "", cell instanceof Node ? [cell] : String(cell))))));
 }
 
+/** Long ids by their beginning; the whole one on demand. */
+export const brief = (id) => (id.length > 20 ? `${id.slice(0, 20)}…` : id);
+
 export const percent = (share) => `${(100 * share).toFixed(0)} %`;
 export const milliseconds = (seconds) => `${(1e3 * seconds).toFixed(1)} ms`;

@@ -1,7 +1,7 @@
 // The pool as it is now, asked for once a second while the page is looked at.
 
 import { getJson } from "./api.js";
-import { byId, describe, fillTable, make, percent } from "./dom.js";
+import { brief, byId, describe, fillTable, make, percent } from "./dom.js";
 
 const PERIOD_MS = 1000;
 const LATEST = 100;
@@ -39,14 +39,16 @@ async function refresh(open) {
     ["tokens/s a request, not drafted", mean(false)],
   ]);
   fillTable(byId("replicas"), pool.replicas.map((replica) => [
-    replica.role, replica.replica_id, replica.state, replica.num_sessions, replica.num_waiting,
+    replica.role, make("span", "", brief(replica.replica_id), { title: replica.replica_id }), replica.state, replica.num_sessions, replica.num_waiting,
     usage(replica.kv_cache_usage),
   ]));
   fillTable(byId("positions"), pool.accepted_per_position.map((count, i) => [
     i + 1, pool.num_drafts ? `${percent(count / pool.num_drafts)} of ${pool.num_drafts} rounds` : "-",
   ]));
   fillTable(byId("recent"), latest.requests.slice(0, 12).map((request, i) => {
-    const button = make("button", "", request.request_id, { type: "button" });
+    const button = make("button", "", brief(request.request_id), {
+      type: "button", title: request.request_id,
+    });
     button.addEventListener("click", () => open(request.request_id));
     const drafted = request.num_draft_tokens;
     return [button, request.state, request.num_output_tokens,
