@@ -97,13 +97,15 @@ class Document:
 def _metric_names(root: Path) -> frozenset[str]:
     """Return every word that code puts in quotes: metrics are among them, `specserve_` left out.
 
-    Those that are put together of a prefix and a name, too: f"{PREFIX}_name".
+    Those that are put together, too: f"{PREFIX}_name", f"specserve_x_{name}".
     """
     texts = [path.read_text(encoding="utf-8") for path in (root / "services").rglob("*.py")]
     whole = {word for text in texts for word in re.findall(r'"(?:specserve_)?([a-z_]+)"', text)}
     prefixes = {word for text in texts for word in re.findall(r'"specserve_([a-z_]+)"', text)}
     names = {word for text in texts for word in re.findall(r'"\{_?PREFIX\}_?([a-z_]+)"', text)}
     joined = {f"{prefix}_{name}" for prefix in prefixes for name in names}
+    starts = {word for text in texts for word in re.findall(r'f"specserve_([a-z_]+)_\{', text)}
+    joined |= {f"{start}_{name}" for start in starts for name in whole}
     return frozenset(whole | names | joined)
 
 
