@@ -141,7 +141,7 @@ async def running_cluster(shape: Shape) -> AsyncIterator[Cluster]:
                 *fronts,
                 f"--orchestrator-hang-s={shape.timing.hang_s}",
                 "--failover-timeout-s=60",
-                "--shutdown-grace-s=10",
+                "--shutdown-grace-s=14",
             )
             cluster.gateways.append(Member(f"gateway-{number}", "gateway", hold_port(), flags))
         for member in cluster.members:

@@ -42,10 +42,22 @@ NUM_LOOKS = 60
 class ServedCluster:
     """A running `specserve serve`, and its processes by what they do."""
 
-    def __init__(self, command: CommandLine, members: list[Member], url: str) -> None:
+    def __init__(self, command: CommandLine, ports: dict[str, int], url: str) -> None:
         self._command = command
-        self._members = members
+        self._ports = ports
         self.url = url
+
+    def members(self) -> list[Member]:
+        """Return the replicas that listen, by the port that each has: it counts up by rank."""
+        found = []
+        for role, first in self._ports.items():
+            for pid in self.pids(role):
+                with contextlib.suppress(psutil.Error):
+                    for connection in psutil.Process(pid).net_connections("tcp"):
+                        port = connection.laddr.port
+                        if connection.status == psutil.CONN_LISTEN and 0 <= port - first < 8:
+                            found.append(Member(f"{role}-{port - first}", role, port, ()))
+        return found
 
     def pids(self, what: str) -> list[int]:
         """Return the processes of a role, `proxy` or `controller`."""
@@ -70,7 +82,10 @@ class ServedCluster:
         """Wait until no service holds anything; returns what is still held when time is over."""
         held: list[str] = []
         for _ in range(NUM_LOOKS):
-            held = [found for member in self._members if (found := await held_by(member))]
+            members = self.members()
+            held = [found for member in members if (found := await held_by(member))]
+            if len(members) < sum(NUM_REPLICAS[role] for role in self._ports):
+                held.append(f"only {[member.name for member in members]} listen")
             if not held:
                 break
             await asyncio.sleep(1.0)
@@ -173,12 +188,7 @@ async def served_cluster() -> AsyncIterator[ServedCluster]:
         command = await asyncio.to_thread(CommandLine, ["serve", f"--config={path}"])
         stack.callback(command.kill)
         ready = await asyncio.to_thread(command.wait_event, "ready", START_TIMEOUT_S)
-        members = [
-            Member(f"{role}-{rank}", role, port + rank, ())
-            for role, port in ports.items()
-            for rank in range(NUM_REPLICAS[role])
-        ]
-        yield ServedCluster(command, members, str(ready["address"]))
+        yield ServedCluster(command, ports, str(ready["address"]))
 
 
 def _hold(stack: AsyncExitStack, port: int) -> bool:

@@ -100,4 +100,4 @@ def make_request(chance: random.Random, vocab_size: int) -> Request:
         return Request(prompt(1, 40), chance.randint(4, 48), num_speculative_tokens=0)
     if kind < 0.95:
         return Request(prompt(1, 40), chance.randint(4, 32), temperature=1.0)
-    return Request(prompt(1, 40), chance.randint(100, 300), seed, chance.choice((0.0, 1.0)))
+    return Request(prompt(1, 40), chance.randint(80, 200), seed, chance.choice((0.0, 1.0)))

@@ -1,5 +1,6 @@
 """The toy pair under Ray Serve, started and stopped by `specserve serve` as a user would."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -7,6 +8,7 @@ import time
 
 import grpc
 import httpx
+import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -123,6 +125,56 @@ def test_a_killed_draft_leaves_the_stream_running(served):
         drafted = answer["metrics"]["speculative_decoding"]["num_draft_tokens"]
         time.sleep(0.2)
     assert drafted > 0
+
+
+def ray_process(served, name):
+    """Find the pid of one of Ray's own actors; None while it is being started again."""
+    for process in served.command.descendants():
+        with contextlib.suppress(psutil.Error):
+            if " ".join(process.cmdline()).startswith(f"ray::{name}"):
+                return process.pid
+    return None
+
+
+def until_another(served, name, old):
+    """Wait until Ray has started an actor anew."""
+    deadline = time.monotonic() + 120
+    while ray_process(served, name) in (None, old):
+        assert time.monotonic() < deadline, f"{name} did not come back"
+        time.sleep(0.2)
+
+
+def test_a_killed_controller_disturbs_nobody(served):
+    """`kill -9` of Serve's controller in mid-stream: the stream goes on, and so do new requests."""
+    whole = served.complete(max_tokens=300)["choices"][0]["text"]
+    old = ray_process(served, "ServeController")
+
+    chunks = []
+    for number, chunk in enumerate(served.stream(max_tokens=300)):
+        chunks.append(chunk)
+        if number == 5:
+            os.kill(old, signal.SIGKILL)
+
+    assert text_of(chunks) == whole
+    assert served.complete(max_tokens=300)["choices"][0]["text"] == whole
+    until_another(served, "ServeController", old)
+
+
+def test_a_killed_proxy_comes_back(served):
+    """Connections are lost with it; the controller starts another, and requests are answered."""
+    whole = served.complete(max_tokens=20)["choices"][0]["text"]
+    old = ray_process(served, "ProxyActor")
+    os.kill(old, signal.SIGKILL)
+    until_another(served, "ProxyActor", old)
+
+    deadline = time.monotonic() + 60
+    while True:
+        with contextlib.suppress(httpx.TransportError):
+            if served.client.get("/ready").status_code == 200:
+                break
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert served.complete(max_tokens=20)["choices"][0]["text"] == whole
 
 
 class Reading:
