@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 from specserve.config import EngineConfig
 from specserve.model.compiled.assembly import MAX_ROWS
 from specserve.model.compiled.code_cache import can_make, package_stamp, stamp_of
-from specserve.model.compiled.decoder import CompiledDecoder, _run_layers
+from specserve.model.compiled.decoder import CompiledDecoder
+from specserve.model.compiled.forward import run
 from specserve.model.compiled.kernels import (
     INT8_STEPS,
     PanelStore,
@@ -342,5 +343,5 @@ def test_kept_code_is_of_todays_sources_whichever_file_changed(tmp_path):
     assert stamp_of(tmp_path) == before
     (tmp_path / "other.py").write_text("B = 2")
     assert stamp_of(tmp_path) != before
-    for function in (_run_layers, matmul):
+    for function in (run, matmul):
         assert function._cache._impl.locator.get_source_stamp() == package_stamp()

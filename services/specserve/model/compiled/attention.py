@@ -72,6 +72,7 @@ def turn_and_store(
     bias: Any,
     cos: Any,
     sin: Any,
+    positions: Any,
     slots: Any,
     block_size: Any,
     query: Any,
@@ -83,7 +84,8 @@ def turn_and_store(
     Args:
         joined: [T, at least (Hq + 2 Hkv) D] float32: queries, keys, values.
         bias: [(Hq + 2 Hkv) D] float32, or empty.
-        cos, sin: [T, D / 2].
+        cos, sin: [positions, D / 2].
+        positions: [T] each row's position in its sequence.
         slots: [T] where each token's keys and values go.
         query: [T, Hq D] bfloat16, written.
         keys, values: [Hkv, S, D] bfloat16 pool of the layer.
@@ -96,14 +98,15 @@ def turn_and_store(
     for t in range(joined.shape[0]):
         for i in range(len(bias)):
             joined[t, i] += bias[i]
+        at_position = positions[t]
         within = slots[t] % block_size
         start = (slots[t] - within) * dim
         for h in range(num_heads + num_kv_heads):
             at = h * dim
             for d in range(half):
                 a, b = joined[t, at + d], joined[t, at + half + d]
-                turned[d] = to_bf16(a * cos[t, d] - b * sin[t, d])
-                turned[half + d] = to_bf16(b * cos[t, d] + a * sin[t, d])
+                turned[d] = to_bf16(a * cos[at_position, d] - b * sin[at_position, d])
+                turned[half + d] = to_bf16(b * cos[at_position, d] + a * sin[at_position, d])
             if h < num_heads:
                 for d in range(dim):
                     query[t, at + d] = turned[d]

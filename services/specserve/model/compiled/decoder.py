@@ -14,25 +14,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from numba import njit
 from torch import nn
 from transformers import PreTrainedModel
 
 from specserve.model.compiled.assembly import LANES, MAX_ROWS
-from specserve.model.compiled.attention import attend, lay_out, turn_and_store
 from specserve.model.compiled.attention_assembly import MAX_VECTORS
+from specserve.model.compiled.forward import run
 from specserve.model.compiled.kernels import (
     PanelStore,
     compile_kernels,
     padded_outputs,
     processor_has_kernels,
-)
-from specserve.model.compiled.operations import (
-    OPTIONS,
-    add,
-    gate,
-    matmul,
-    normalise,
 )
 from specserve.model.kv_pool import KvPool, LayerShape
 from specserve.model.runner import SequenceSlice
@@ -43,70 +35,6 @@ _NO_WINDOW = 1 << 40
 
 _STREAM_FROM_BYTES = 64 << 20
 """Smaller weights may stay in the processor's caches from one step to the next."""
-
-
-@njit(**OPTIONS)  # type: ignore[untyped-decorator]
-def _run_layers(
-    kernels: Any,
-    weights: Any,
-    element_bytes: Any,
-    norms: Any,
-    biases: Any,
-    eps: Any,
-    hidden: Any,
-    cos: Any,
-    sin: Any,
-    slots: Any,
-    positions: Any,
-    tables: Any,
-    sequences: Any,
-    block_size: Any,
-    windows: Any,
-    scale: Any,
-    keys: Any,
-    values: Any,
-    scratch: Any,
-) -> None:
-    """Run all layers over [T, H] hidden rows, in place."""
-    matmul_kernels, attention_kernels = kernels
-    normed, joined, query, attended, back, wide, inner, attention_scratch = scratch
-    joined_bias, output_bias = biases
-    places = lay_out(tables, block_size, keys.shape[3])
-    for layer in range(weights.shape[0]):
-        normalise(hidden, norms[layer, 0], eps, normed)
-        matmul(matmul_kernels, weights[layer, 0], element_bytes, normed, joined)
-        turn_and_store(
-            joined,
-            joined_bias[layer],
-            cos,
-            sin,
-            slots,
-            block_size,
-            query,
-            keys[layer],
-            values[layer],
-        )
-        attend(
-            attention_kernels,
-            query,
-            keys[layer],
-            values[layer],
-            places,
-            sequences,
-            positions,
-            block_size,
-            windows[layer],
-            scale,
-            attention_scratch,
-            attended,
-        )
-        matmul(matmul_kernels, weights[layer, 1], element_bytes, attended, back)
-        add(hidden, back, output_bias[layer])
-        normalise(hidden, norms[layer, 1], eps, normed)
-        matmul(matmul_kernels, weights[layer, 2], element_bytes, normed, wide)
-        gate(wide, inner)
-        matmul(matmul_kernels, weights[layer, 3], element_bytes, inner, back)
-        add(hidden, back, output_bias[layer, :0])
 
 
 class CompiledDecoder:
@@ -181,49 +109,47 @@ class CompiledDecoder:
 
     def __call__(self, batch: Sequence[SequenceSlice], pool: KvPool) -> torch.Tensor:
         """Run a batch and write its keys and values; [R, head rows] float32 logits."""
-        counts = np.array([len(part.token_ids) for part in batch])
-        total = int(counts.sum())
-        sequences = np.repeat(np.arange(len(batch)), counts)  # [T]
-        starts = np.array([part.start_position for part in batch])
-        ends = np.cumsum(counts)
-        within = np.arange(total) - np.repeat(ends - counts, counts)
-        positions = starts[sequences] + within  # [T]
-        tables = np.zeros((len(batch), max(len(part.block_table) for part in batch)), np.int64)
-        for index, part in enumerate(batch):
-            tables[index, : len(part.block_table)] = part.block_table
-        size = pool.block_size
-        slots = tables[sequences, positions // size] * size + positions % size
-        longest = int(positions.max()) + 1
+        counts = [len(part.token_ids) for part in batch]
+        total = sum(counts)
+        longest = max(part.start_position + len(part.token_ids) for part in batch)
         if longest > len(self._cos):
             self._cos, self._sin = self._angles(2 * longest)
-        token_ids = np.array([i for part in batch for i in part.token_ids])
-        bits = self._embedding_bits[token_ids].astype(np.uint32)
-        hidden = (bits << 16).view(np.float32)  # [T, H]
+        wanted = [part.num_logit_rows for part in batch]
+        num_wanted = sum(wanted)
+        logits = np.empty((num_wanted, padded_outputs(self._num_columns)), np.float32)
         keys, values = pool.stacked()
-        _run_layers(
-            (self._matmul(total), (self._kernels.score, self._kernels.mix)),
+        run(
+            (
+                self._matmul(total),
+                (self._kernels.score, self._kernels.mix),
+                self._matmul(num_wanted),
+            ),
             self._weights,
             self._store.element_bytes,
             self._norms,
             self._biases,
             self._eps,
-            hidden,
-            self._cos[positions],
-            self._sin[positions],
-            slots,
-            positions,
-            tables,
-            sequences,
-            size,
+            self._embedding_bits,
+            (
+                np.array([i for part in batch for i in part.token_ids]),
+                np.array([part.start_position for part in batch]),
+                np.array(counts),
+                np.array(wanted),
+                _tables(batch),
+            ),
+            self._cos,
+            self._sin,
+            pool.block_size,
             self._windows,
             self._scale,
             keys,
             values,
             self._scratch(total, longest),
+            self._head,
+            self._final_norm,
+            logits,
         )
-        wanted = np.array([part.num_logit_rows for part in batch])
-        rows = within >= np.repeat(counts - wanted, counts)
-        return self._logits(hidden[rows])
+        return torch.from_numpy(logits[:, : self._num_columns])
 
     def _matmul(self, rows: int) -> npt.NDArray[np.int64]:
         """Choose the loops for so many rows: larger weights than the caches do not pass twice."""
@@ -231,15 +157,6 @@ class CompiledDecoder:
             return self._kernels.matmul8
         is_read_once = rows <= MAX_ROWS and self._store.num_bytes >= _STREAM_FROM_BYTES
         return self._kernels.stream if is_read_once else self._kernels.matmul
-
-    def _logits(self, hidden: FloatArray) -> torch.Tensor:
-        """Norm and head of the rows wanted."""
-        normed = np.empty(hidden.shape, np.uint16)
-        logits = np.empty((len(hidden), padded_outputs(self._num_columns)), np.float32)
-        if len(hidden):
-            normalise(hidden, self._final_norm, self._eps, normed)
-            matmul(self._matmul(len(hidden)), self._head, self._store.element_bytes, normed, logits)
-        return torch.from_numpy(logits[:, : self._num_columns])
 
     def _scratch(self, rows: int, longest: int) -> tuple[Any, ...]:
         """Give arrays that one forward works in; those of few rows are kept for the next one."""
@@ -296,6 +213,16 @@ class CompiledDecoder:
             + padded_outputs(2 * inner) * hidden
         )
         return num_layers * layer + padded_outputs(self._num_columns) * hidden
+
+
+def _tables(batch: Sequence[SequenceSlice]) -> npt.NDArray[np.int64]:
+    """Join the block tables, [sequences, blocks]; what a shorter one lacks is 0."""
+    if len(batch) == 1:
+        return np.array([batch[0].block_table])
+    tables = np.zeros((len(batch), max(len(part.block_table) for part in batch)), np.int64)
+    for index, part in enumerate(batch):
+        tables[index, : len(part.block_table)] = part.block_table
+    return tables
 
 
 def _float32(weight: torch.Tensor) -> FloatArray:
