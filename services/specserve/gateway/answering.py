@@ -143,7 +143,7 @@ class GenerationAnswer(Response, Generic[BodyT]):
             most_tokens=num_prompt_tokens + sum(choice.max_tokens for choice in plan.choices),
             used_tokens=lambda: num_prompt_tokens + observer.num_output_tokens,
         ):
-            observer.on_plan(plan, body)
+            observer.on_plan(plan, body, tenant.name)
             return await self._decode(plan, body, observer, send)
 
     async def _decode(

@@ -42,7 +42,7 @@ from specserve.gateway.errors import (
     to_http,
 )
 from specserve.gateway.limits import Limiter
-from specserve.gateway.metrics import CONTENT_TYPE, GatewayMetrics
+from specserve.gateway.metrics import GatewayMetrics
 from specserve.gateway.openapi import complete_document, errors, generation_body, streamed
 from specserve.gateway.pair import PairWatch, ServedPair
 from specserve.gateway.pool_view import add_pool_route
@@ -167,15 +167,16 @@ def create_http_app(
         response_class=Response,
         responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
     )
-    async def prometheus() -> Response:
-        """Return all metrics in Prometheus' text format."""
+    async def prometheus(request: Request) -> Response:
+        """Return all metrics in Prometheus' text format, or as OpenMetrics where that is taken."""
         try:
             async with asyncio.timeout(STATUS_TIMEOUT_S):
                 statuses = await backend.get_status()
         except (SpecServeError, TimeoutError):
             statuses = []
         metrics.set_replicas(statuses)
-        return Response(metrics.render(), media_type=CONTENT_TYPE)
+        text, content_type = metrics.render_for(request.headers.get("accept", ""))
+        return Response(text, headers={"content-type": content_type})
 
     if config.console:
         add_console(app)

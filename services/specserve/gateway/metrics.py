@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import choose_encoder
 
 from specserve.rpc.v1.generation_pb2 import GetStatusResponse, SpeculationRecord
+from specserve.telemetry.bounded_labels import BoundedLabels
 
 PREFIX = "specserve_"
 REQUEST_SUCCESS = PREFIX + "request_success"
@@ -34,15 +36,20 @@ SPEC_NUM_BONUS_TOKENS = PREFIX + "spec_decode_num_bonus_tokens"
 SPEC_NUM_PLAIN_TOKENS = PREFIX + "spec_decode_num_plain_tokens"
 SPEC_NUM_PLAIN_STEPS = PREFIX + "spec_decode_num_plain_steps"
 SPEC_NUM_LATE_PROPOSALS = PREFIX + "spec_decode_num_late_proposals"
+NUM_FAILOVERS = PREFIX + "num_failovers"
+REQUEST_PROMPT_TOKENS = PREFIX + "request_prompt_tokens"
+REQUEST_GENERATION_TOKENS = PREFIX + "request_generation_tokens"
+TENANT_REQUESTS = PREFIX + "tenant_requests"
+TENANT_PROMPT_TOKENS = PREFIX + "tenant_prompt_tokens"
+TENANT_GENERATION_TOKENS = PREFIX + "tenant_generation_tokens"
 NUM_TARGET_REOPENS = PREFIX + "num_target_reopens"
 KV_CACHE_USAGE = PREFIX + "kv_cache_usage_perc"
 NUM_SESSIONS = PREFIX + "num_sessions"
 REQUESTS_UNAUTHORIZED = PREFIX + "requests_unauthorized"
 API_KEY_FILE_FAILING = PREFIX + "api_key_file_failing"
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
 _TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
+_LENGTH_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000)
 _REQUEST_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 
 
@@ -97,6 +104,21 @@ class GatewayMetrics:
         self.e2e_latency = self._histogram(
             E2E_REQUEST_LATENCY, "Seconds from request to a choice's last token", _REQUEST_BUCKETS_S
         )
+        self.prompt_length = self._histogram(
+            REQUEST_PROMPT_TOKENS, "Tokens of a prompt {token}", _LENGTH_BUCKETS
+        )
+        self.output_length = self._histogram(
+            REQUEST_GENERATION_TOKENS, "Tokens emitted for a choice {token}", _LENGTH_BUCKETS
+        )
+        self._tenants = BoundedLabels()
+        self._tenant_requests = self._of_tenant(TENANT_REQUESTS, "Requests decoded, by tenant")
+        self._tenant_prompt_tokens = self._of_tenant(
+            TENANT_PROMPT_TOKENS, "Prompt tokens, by tenant"
+        )
+        self._tenant_generation_tokens = self._of_tenant(
+            TENANT_GENERATION_TOKENS, "Tokens emitted, by tenant"
+        )
+        self._failovers = self._counter(NUM_FAILOVERS, "Orchestrators lost under way")
         self.running = self._gauge(NUM_REQUESTS_RUNNING, "Choices being decoded for this gateway")
         self._waiting = self._gauge(NUM_REQUESTS_WAITING, "Choices that wait for a target")
         self._num_drafts = self._counter(SPEC_NUM_DRAFTS, "Rounds that verified draft tokens")
@@ -139,6 +161,7 @@ class GatewayMetrics:
         self._plain.inc(record.num_plain_tokens)
         self._late.inc(record.num_late_proposals)
         self._reopens.inc(record.num_target_reopens)
+        self._failovers.inc(record.num_failovers)
         for position, count in enumerate(record.accepted_per_position):
             self._accepted_per_pos.labels(str(position)).inc(count)
 
@@ -156,6 +179,13 @@ class GatewayMetrics:
             positions,
         )
 
+    def count_tenant(self, tenant: str, prompt_tokens: int, generation_tokens: int) -> None:
+        """Add one decoded request to its tenant's; the common tenant has no name."""
+        (name,) = self._tenants.of(tenant)
+        self._tenant_requests.labels(name).inc()
+        self._tenant_prompt_tokens.labels(name).inc(prompt_tokens)
+        self._tenant_generation_tokens.labels(name).inc(generation_tokens)
+
     def set_replicas(self, statuses: Sequence[GetStatusResponse]) -> None:
         """Replace the replicas' gauges; a replica that is gone leaves no stale line behind."""
         self._kv_usage.clear()
@@ -170,8 +200,20 @@ class GatewayMetrics:
                     self._kv_usage.labels(*labels).set(1 - free)
 
     def render(self) -> bytes:
-        """Write everything in the text format."""
+        """Write everything in Prometheus' text format."""
         return generate_latest(self.registry)
+
+    def render_for(self, accept: str) -> tuple[bytes, str]:
+        """Write everything as the scraper wants it: OpenMetrics has exemplars, the old text none.
+
+        Returns:
+            The text and its content type.
+        """
+        encoder, content_type = choose_encoder(accept)
+        return encoder(self.registry), content_type
+
+    def _of_tenant(self, name: str, text: str) -> Counter:
+        return Counter(name, text, ["tenant"], registry=self.registry)
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(name, text, registry=self.registry)

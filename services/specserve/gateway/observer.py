@@ -44,9 +44,11 @@ class RequestObserver:
         self._rounds: dict[int, list[Round]] = {}  # {choice: what was drafted}
         self._num_choices = 0
         self._tally: Tally | None = None
+        self._tenant = ""
         self._spans = RequestSpans(operation, headers, tracing, self._arrived_at)
         self.traceparent = self._spans.context.traceparent
         """Context for the calls below."""
+        self._exemplar = self._spans.exemplar
 
     def on_body(self) -> None:
         """Note that the body was read and the pair is known: what follows is tokenising."""
@@ -66,8 +68,11 @@ class RequestObserver:
         """Tokens received so far, all choices together."""
         return sum(self._num_tokens.values())
 
-    def on_plan(self, plan: GenerationPlan, body: GenerationFields) -> None:
-        """Note what will be decoded."""
+    def on_plan(self, plan: GenerationPlan, body: GenerationFields, tenant: str = "") -> None:
+        """Note what will be decoded, and for whom."""
+        self._tenant = tenant
+        for length in plan.prompt_lengths:
+            self._metrics.prompt_length.observe(length)
         self._tally = Tally(plan.prompt_lengths, plan.n)
         self._num_choices = len(plan.choices)
         self._metrics.running.inc(self._num_choices)
@@ -84,7 +89,7 @@ class RequestObserver:
         self._metrics.generation_tokens.inc(count)
         if count and block.index not in self._first_block_at:
             self._first_block_at[block.index] = (now, count)
-            self._metrics.time_to_first_token.observe(now - self._arrived_at)
+            self._metrics.time_to_first_token.observe(now - self._arrived_at, self._exemplar)
             if len(self._first_block_at) == 1:
                 self._spans.first_token_at = now
         elif count:
@@ -104,14 +109,14 @@ class RequestObserver:
         self._finish_reasons[block.index] = reason
         self._metrics.success.labels(reason).inc()
         self._metrics.running.dec()
-        self._metrics.e2e_latency.observe(now - self._arrived_at)
+        self._metrics.e2e_latency.observe(now - self._arrived_at, self._exemplar)
         if block.record is not None:
             self._metrics.count_record(block.record)
             self._spans.note_record(block.record)
         first_at, first_count = self._first_block_at.get(block.index, (now, 0))
         later = self._num_tokens[block.index] - first_count
         if later:
-            self._metrics.time_per_output_token.observe((now - first_at) / later)
+            self._metrics.time_per_output_token.observe((now - first_at) / later, self._exemplar)
 
     def end(self, error: BaseException | None) -> None:
         """Close the books; called once, on every way out."""
@@ -132,6 +137,9 @@ class RequestObserver:
         usage = None
         if self._tally is not None:
             usage = self._tally.usage()
+            self._metrics.count_tenant(self._tenant, usage.prompt_tokens, usage.completion_tokens)
+            for count in self._num_tokens.values():
+                self._metrics.output_length.observe(count)
             self._metrics.cached_prompt_tokens.inc(usage.prompt_tokens_details.cached_tokens)
         reasons = [self._finish_reasons[index] for index in sorted(self._finish_reasons)]
         self._spans.end(self._clock(), name, usage, reasons, is_our_fault=is_our_fault)

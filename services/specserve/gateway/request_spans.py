@@ -46,6 +46,12 @@ class RequestSpans:
             telemetry.ATTRIBUTE_PROVIDER: PROVIDER,
         }
 
+    @property
+    def exemplar(self) -> dict[str, str] | None:
+        """What links a measurement to this trace; None where nobody recorded one."""
+        sampled = self.context.is_sampled
+        return {"trace_id": self.context.trace_id_text} if sampled else None
+
     def on_plan(self, plan: GenerationPlan, body: GenerationFields, now: float) -> None:
         """Note what will be decoded."""
         self._planned_at = now

@@ -16,6 +16,8 @@ from prometheus_client.registry import Collector
 
 from specserve.orchestrator.pool import Pool
 from specserve.orchestrator.process_metrics import PREFIX
+from specserve.orchestrator.request_trace import revision_of
+from specserve.telemetry.bounded_labels import BoundedLabels
 
 STATES = ("usable", "draining", "refused", "unchecked", "lost")
 
@@ -25,6 +27,7 @@ class PoolCollector(Collector):
 
     def __init__(self, pools: Callable[[], Iterable[Pool[Any, Any]]]) -> None:
         self._pools = pools
+        self._labels = BoundedLabels()
 
     def collect(self) -> Iterable[Metric]:
         """Give everything as of now."""
@@ -33,11 +36,26 @@ class PoolCollector(Collector):
             "Replicas known, by whether sessions may be opened there {replica}",
             labels=("pool", "state"),
         )
+        served = GaugeMetricFamily(
+            f"{PREFIX}_model_replicas",
+            "Usable replicas, by what they serve {replica}",
+            labels=("pool", "model", "revision"),
+        )
         for pool in self._pools():
             counts = count_states(pool)
             for state in STATES:
                 replicas.add_metric([pool.kind.pool, state], counts[state])
-        yield replicas
+            for labels, count in self._models(pool).items():
+                served.add_metric([pool.kind.pool, *labels], count)
+        yield from (replicas, served)
+
+    def _models(self, pool: Pool[Any, Any]) -> Counter[tuple[str, ...]]:
+        """Count a pool's usable replicas by model and revision."""
+        return Counter(
+            self._labels.of(link.model.model_id, revision_of(link.model))
+            for link in pool.usable()
+            if link.model is not None
+        )
 
 
 def count_states(pool: Pool[Any, Any]) -> Counter[str]:

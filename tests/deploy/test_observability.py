@@ -1,0 +1,72 @@
+"""Alert rules: promtool proves each, and Kubernetes is given the same ones."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "deploy" / "observability"
+
+
+@pytest.fixture(scope="module")
+def promtool() -> str:
+    """Find Prometheus' own checker: Debian has it in the package `prometheus`."""
+    found = shutil.which("promtool")
+    if found is None and os.environ.get("CI") != "true":
+        pytest.skip("promtool is not installed; CI has it")
+    assert found is not None, "promtool is missing: apt-get install prometheus"
+    return found
+
+
+def test_rules_are_rules_and_each_alert_is_tried(promtool: str) -> None:
+    """Each alert fires in one of the cases, and keeps still in another."""
+    for words in (["check", "rules", "rules.yaml"], ["test", "rules", "rules_test.yaml"]):
+        done = subprocess.run(
+            [promtool, *words], cwd=FOLDER, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    rules = yaml.safe_load((FOLDER / "rules.yaml").read_text(encoding="utf-8"))
+    cases = yaml.safe_load((FOLDER / "rules_test.yaml").read_text(encoding="utf-8"))["tests"]
+    every = [rule for group in rules["groups"] for rule in group["rules"]]
+    alerts = {rule["alert"] for rule in every if "alert" in rule}
+    tried = [test for case in cases for test in case.get("alert_rule_test", [])]
+    assert {test["alertname"] for test in tried if test["exp_alerts"]} == alerts
+    assert {test["alertname"] for test in tried if not test["exp_alerts"]} == alerts
+
+
+def test_promtool_finds_a_rule_that_never_fires(promtool: str, tmp_path: Path) -> None:
+    """The cases fail when an alert's threshold is out of reach."""
+    text = (FOLDER / "rules.yaml").read_text(encoding="utf-8")
+    broken = text.replace("acceptance_rate:5m < 0.2", "acceptance_rate:5m < 0")
+    (tmp_path / "rules.yaml").write_text(broken, encoding="utf-8")
+    shutil.copy(FOLDER / "rules_test.yaml", tmp_path)
+    done = subprocess.run(
+        [promtool, "test", "rules", "rules_test.yaml"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode != 0
+    assert "SpecserveAcceptanceCollapsed" in done.stdout + done.stderr
+
+
+def test_kubernetes_and_compose_have_the_same_rules() -> None:
+    rules = yaml.safe_load((FOLDER / "rules.yaml").read_text(encoding="utf-8"))
+    path = ROOT / "k8s" / "components" / "observability" / "rules.yaml"
+    operator = yaml.safe_load(path.read_text(encoding="utf-8"))
+    compose = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text(encoding="utf-8"))
+    prometheus = yaml.safe_load((ROOT / "deploy" / "compose" / "prometheus.yml").read_text())
+
+    assert operator["spec"]["groups"] == rules["groups"]
+    mounted = "./observability/rules.yaml:/etc/prometheus/rules.yaml:ro"
+    assert mounted in compose["services"]["prometheus"]["volumes"]
+    assert prometheus["rule_files"] == ["rules.yaml"]
