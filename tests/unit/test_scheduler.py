@@ -3,7 +3,7 @@
 import pytest
 
 from specserve.model.engine import Engine
-from specserve.model.messages import EngineOutput, VerifyReply
+from specserve.model.messages import CallFailed, EngineOutput, Release, VerifyReply
 from specserve.model.runner import SequenceSlice
 from specserve.model.toy_runner import ToyRunner
 from support.engines import GREEDY, Caller, Clock, run, toy_engine
@@ -225,3 +225,21 @@ def test_sessions_that_fell_silent_are_not_waited_for():
     engine, clock, _ = prepared(step_s=0.020)
     clock.now += 0.5
     assert engine.wait_s() == 0.0
+
+
+def test_a_call_that_was_preempted_in_this_plan_takes_no_cached_blocks():
+    """Its session is gone: blocks of the prefix cache that it took then nobody would give back."""
+    engine = toy_engine(block_size=4, num_kv_blocks=8)
+    first, older = Caller("first", [7] * 8), Caller("older", PROMPT)
+    opened(engine, first)
+    engine.submit(Release("first"))
+    opened(engine, older)
+    # What it still has to compute when it is preempted reads like what is cached.
+    younger = Caller("younger", [7] * 32)
+    replies = run(engine, older.verify([1] * 20), younger.verify())
+
+    failed = [reply.session_id for reply in replies if isinstance(reply, CallFailed)]
+    assert failed == ["younger"]
+    engine.submit(Release("older"))
+    assert engine.load.num_sessions == 0
+    assert engine.load.num_free_blocks == engine.load.num_blocks

@@ -182,6 +182,8 @@ def _without_nulls(value: object) -> object:
 
 
 def _check_unhonoured(name: str, value: object, kind: type[BaseModel]) -> None:
+    if not name:
+        raise InvalidRequest("", "the body is wrong: a field of it has no name")
     shown = _cut(name)
     if name in NEUTRAL:
         # True == 1, but a flag is no number here.

@@ -93,6 +93,8 @@ class Scheduler:
         for call in prefill:
             if len(planned) >= self._max_num_seqs or budget <= 0:
                 break
+            if call.session.in_flight is not call:
+                continue  # preempted a moment ago: blocks that it took now nobody would give back
             # Look again: another session may have published this prompt since the call came.
             skip_cached(call)
             count = min(budget, call.num_remaining)
