@@ -14,7 +14,9 @@ import torch
 from transformers import PreTrainedModel
 
 from specserve.config import EngineConfig
+from specserve.model.attention import ATTENTION_NAME
 from specserve.model.cuda_graphs import GraphedForward
+from specserve.model.environment import code_versions, processor_name
 from specserve.model.hf_model import load_model, longest_context, probe_layers
 from specserve.model.huge_pages import collapse_to_huge_pages
 from specserve.model.kv_pool import KvPool, size_pool
@@ -112,6 +114,11 @@ class HuggingFaceRunner:
             block_size=config.block_size,
             weights_bytes=weights_bytes,
             kv_cache_bytes=pool.num_bytes,
+            hardware=(
+                torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
+            ),
+            backend=_backend(forward, config, row_by_row=row_by_row),
+            versions=code_versions(),
         )
         logger.info(
             "loaded %s: %.0f MB of weights, %d KV blocks of %d tokens (%.0f MB), context %d",
@@ -147,6 +154,16 @@ class HuggingFaceRunner:
     def copy_block(self, source: int, destination: int) -> None:
         """Copy one KV block, all layers (copy on write of a shared block)."""
         self._pool.copy_block(source, destination)
+
+
+def _backend(forward: ModelForward, config: EngineConfig, *, row_by_row: bool) -> str:
+    """Name what computes: the forward, its weights' format, its attention."""
+    parts = [type(forward).__name__]
+    if config.quantization != "none":
+        parts.append(config.quantization)
+    if row_by_row:
+        parts.append("row by row")
+    return ", ".join([*parts, f"attention {ATTENTION_NAME}"])
 
 
 def _weights_bytes(model: PreTrainedModel) -> int:

@@ -260,3 +260,9 @@ class ModelInfo:
     block_size: int
     weights_bytes: int
     kv_cache_bytes: int
+    hardware: str = ""
+    """Processor or GPU that computes, as its maker names it."""
+    backend: str = ""
+    """What computes the forward and its attention."""
+    versions: tuple[str, ...] = ()
+    """What runs in the device's own process, each as "name=version"."""

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from specserve.config import EngineConfig
+from specserve.model.environment import code_versions, processor_name
 from specserve.model.messages import ModelInfo
 from specserve.model.runner import SequenceSlice
 from specserve.model.toy import ToySpec, toy_logits
@@ -54,6 +55,9 @@ class ToyRunner:
             block_size=config.block_size,
             weights_bytes=0,
             kv_cache_bytes=8 * len(self._pool),
+            hardware=processor_name(),
+            backend="toy",
+            versions=code_versions(),
         )
 
     @staticmethod

@@ -31,6 +31,9 @@ def model_response(
         max_num_speculative_tokens=max_k,
         draining=replica.draining,
         load=codec.pack_load(replica.load),
+        hardware=info.hardware,
+        backend=info.backend,
+        versions=info.versions,
     )
     if vocabulary is not None:
         table = vocabulary.token_table()

@@ -55,7 +55,7 @@ SPECULATION_MODE_ON: SpeculationMode
 SPECULATION_MODE_AUTO: SpeculationMode
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "committed_token_ids", "sampling", "max_tokens", "num_speculative_tokens_plus_one", "stop", "stop_token_ids", "ignore_eos", "tenant_salt", "priority", "timeout_s", "include_origins", "include_special_tokens", "speculative_method", "num_prompt_logprobs_plus_one", "num_prompt_logprobs_received", "target_identity")
+    __slots__ = ("request_id", "prompt_token_ids", "committed_token_ids", "sampling", "max_tokens", "num_speculative_tokens_plus_one", "stop", "stop_token_ids", "ignore_eos", "tenant_salt", "priority", "timeout_s", "include_origins", "include_special_tokens", "speculative_method", "num_prompt_logprobs_plus_one", "num_prompt_logprobs_received", "target_identity", "for_verification")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +74,7 @@ class GenerateRequest(_message.Message):
     NUM_PROMPT_LOGPROBS_PLUS_ONE_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_LOGPROBS_RECEIVED_FIELD_NUMBER: _ClassVar[int]
     TARGET_IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    FOR_VERIFICATION_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_token_ids: bytes
     committed_token_ids: bytes
@@ -92,7 +93,8 @@ class GenerateRequest(_message.Message):
     num_prompt_logprobs_plus_one: int
     num_prompt_logprobs_received: int
     target_identity: str
-    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., committed_token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., num_speculative_tokens_plus_one: _Optional[int] = ..., stop: _Optional[_Iterable[bytes]] = ..., stop_token_ids: _Optional[bytes] = ..., ignore_eos: _Optional[bool] = ..., tenant_salt: _Optional[bytes] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., include_origins: _Optional[bool] = ..., include_special_tokens: _Optional[bool] = ..., speculative_method: _Optional[_Union[SpeculativeMethod, str]] = ..., num_prompt_logprobs_plus_one: _Optional[int] = ..., num_prompt_logprobs_received: _Optional[int] = ..., target_identity: _Optional[str] = ...) -> None: ...
+    for_verification: bool
+    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., committed_token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., num_speculative_tokens_plus_one: _Optional[int] = ..., stop: _Optional[_Iterable[bytes]] = ..., stop_token_ids: _Optional[bytes] = ..., ignore_eos: _Optional[bool] = ..., tenant_salt: _Optional[bytes] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., include_origins: _Optional[bool] = ..., include_special_tokens: _Optional[bool] = ..., speculative_method: _Optional[_Union[SpeculativeMethod, str]] = ..., num_prompt_logprobs_plus_one: _Optional[int] = ..., num_prompt_logprobs_received: _Optional[int] = ..., target_identity: _Optional[str] = ..., for_verification: _Optional[bool] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("token_ids", "text", "logprobs", "origins", "finish_reason", "stop_index_plus_one", "record", "per_round_drafted", "per_round_proposer", "prompt_logprobs", "target_identity")
@@ -191,7 +193,7 @@ class GetPairRequest(_message.Message):
     def __init__(self, include_token_table: _Optional[bool] = ...) -> None: ...
 
 class GetPairResponse(_message.Message):
-    __slots__ = ("ready", "reason", "target", "draft", "num_speculative_tokens", "speculation_enabled", "rejection_sample_method", "speculative_method", "speculative_methods", "speculation_mode", "synthetic_acceptance_rates")
+    __slots__ = ("ready", "reason", "target", "draft", "num_speculative_tokens", "speculation_enabled", "rejection_sample_method", "speculative_method", "speculative_methods", "speculation_mode", "synthetic_acceptance_rates", "versions")
     READY_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
@@ -203,6 +205,7 @@ class GetPairResponse(_message.Message):
     SPECULATIVE_METHODS_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_MODE_FIELD_NUMBER: _ClassVar[int]
     SYNTHETIC_ACCEPTANCE_RATES_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
     ready: bool
     reason: str
     target: _common_pb2.GetModelResponse
@@ -214,7 +217,8 @@ class GetPairResponse(_message.Message):
     speculative_methods: _containers.RepeatedScalarFieldContainer[SpeculativeMethod]
     speculation_mode: SpeculationMode
     synthetic_acceptance_rates: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, ready: _Optional[bool] = ..., reason: _Optional[str] = ..., target: _Optional[_Union[_common_pb2.GetModelResponse, _Mapping]] = ..., draft: _Optional[_Union[_common_pb2.GetModelResponse, _Mapping]] = ..., num_speculative_tokens: _Optional[int] = ..., speculation_enabled: _Optional[bool] = ..., rejection_sample_method: _Optional[str] = ..., speculative_method: _Optional[_Union[SpeculativeMethod, str]] = ..., speculative_methods: _Optional[_Iterable[_Union[SpeculativeMethod, str]]] = ..., speculation_mode: _Optional[_Union[SpeculationMode, str]] = ..., synthetic_acceptance_rates: _Optional[_Iterable[float]] = ...) -> None: ...
+    versions: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, ready: _Optional[bool] = ..., reason: _Optional[str] = ..., target: _Optional[_Union[_common_pb2.GetModelResponse, _Mapping]] = ..., draft: _Optional[_Union[_common_pb2.GetModelResponse, _Mapping]] = ..., num_speculative_tokens: _Optional[int] = ..., speculation_enabled: _Optional[bool] = ..., rejection_sample_method: _Optional[str] = ..., speculative_method: _Optional[_Union[SpeculativeMethod, str]] = ..., speculative_methods: _Optional[_Iterable[_Union[SpeculativeMethod, str]]] = ..., speculation_mode: _Optional[_Union[SpeculationMode, str]] = ..., synthetic_acceptance_rates: _Optional[_Iterable[float]] = ..., versions: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()
