@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 import grpc
 
@@ -15,6 +16,7 @@ from specserve.rpc.replica import ReplicaServer
 from specserve.rpc.replica_service import ReplicaService
 from specserve.rpc.server import new_replica_id
 from specserve.rpc.v1 import draft_pb2, draft_pb2_grpc
+from specserve.speculation.planted_faults import wanted_fault
 
 
 async def start_draft(config: DraftConfig) -> ReplicaService:
@@ -24,6 +26,7 @@ async def start_draft(config: DraftConfig) -> ReplicaService:
         ConfigurationError: a port that cannot be bound.
         ModelUnavailable: the draft model cannot be loaded.
     """
+    wanted_fault(os.environ)  # refuses, in this process already, what its device would refuse
     tracing = telemetry.start_tracing("specserve-draft")
     tokenizer = await asyncio.to_thread(load_tokenizer, config.engine)
 

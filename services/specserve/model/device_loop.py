@@ -32,7 +32,9 @@ def build_engine(
     """
     # Imported late: torch takes seconds to import, and a server with a device process needs none.
     from specserve.model.engine import Engine  # noqa: PLC0415
+    from specserve.model.planted_faults import plant_wanted  # noqa: PLC0415
 
+    plant_wanted(role)
     speculative = speculative or SpeculativeConfig()
     grammars = grammars_of(config)
     engine = Engine(

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import platform
 from importlib import metadata
 from pathlib import Path
+
+from specserve.speculation.planted_faults import VARIABLE
 
 LIBRARIES = ("numpy", "torch", "transformers", "numba")
 """Whose versions decide what comes out of a forward, a draw or an accept test."""
@@ -24,6 +27,9 @@ def code_versions() -> tuple[str, ...]:
     A version alone would not tell one checkout from the next, so the sources are named too.
     """
     found = {"python": platform.python_version(), "sources": sources_digest(_SOURCES)}
+    if fault := os.environ.get(VARIABLE):
+        # No record made with a fault may ever fit a process without it, nor the other way round.
+        found["planted_fault"] = fault
     for name in ("specserve", *LIBRARIES):
         try:
             found[name] = metadata.version(name)

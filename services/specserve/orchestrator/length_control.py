@@ -19,6 +19,7 @@ from specserve.config import (
     SpeculativeMethod,
 )
 from specserve.errors import InvalidRequest
+from specserve.orchestrator.pool import DraftLink, TargetLink
 from specserve.orchestrator.request_state import RequestState
 from specserve.speculation.acceptance_rates import PoolAcceptance, RequestAcceptance
 from specserve.speculation.cost_model import Load
@@ -40,9 +41,18 @@ class LengthControl:
     """The switch, and what all requests of one orchestrator have learned together."""
 
     def __init__(
-        self, config: OrchestratorConfig, clock: Callable[[], float] = time.perf_counter
+        self,
+        config: OrchestratorConfig,
+        clock: Callable[[], float] = time.perf_counter,
+        refusal: Callable[[RequestState, TargetLink | None, DraftLink | None], str] | None = None,
     ) -> None:
+        """Prepare for a deployment.
+
+        Args:
+            refusal: says why a request may not speculate over these replicas; "" where it may.
+        """
         self.config = config
+        self.refusal = refusal or (lambda state, target, draft: "")
         self.speculative = config.speculative or SpeculativeConfig(num_speculative_tokens=0)
         self.clock = clock
         self._mode = _configured_mode(self.speculative)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,14 @@ import grpc
 
 from specserve.config import OrchestratorConfig, SpeculativeMethod
 from specserve.errors import ModelMismatch, PeerUnavailable, SpecServeError
-from specserve.orchestrator.pool import DRAFT_KIND, TARGET_KIND, Pool, model_of
+from specserve.orchestrator.pool import (
+    DRAFT_KIND,
+    TARGET_KIND,
+    DraftLink,
+    Pool,
+    TargetLink,
+    model_of,
+)
 from specserve.orchestrator.synthetic import synthetic_acceptance
 from specserve.orchestrator.vocabulary import (
     TargetIdentity,
@@ -26,7 +33,7 @@ from specserve.orchestrator.vocabulary import (
 from specserve.rpc import codec
 from specserve.rpc.link import FrameLink
 from specserve.rpc.tls import MutualTls
-from specserve.rpc.v1 import draft_pb2, generation_pb2, target_pb2
+from specserve.rpc.v1 import common_pb2, draft_pb2, generation_pb2, target_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -116,6 +123,13 @@ class Pair:
         # Without its draft a cascade still has its suffix guesses.
         has_draft = self.drafts is not None and bool(self.drafts.usable())
         return self.method is not None and (has_draft or self.method != "draft_model")
+
+    def models(
+        self, target: TargetLink | None = None, draft: DraftLink | None = None
+    ) -> tuple[common_pb2.GetModelResponse | None, common_pb2.GetModelResponse | None]:
+        """Return what two links lead to; for None, what a session would find at present."""
+        drafts = self.drafts.links if self.drafts is not None else {}
+        return _model_behind(target, self.targets.links), _model_behind(draft, drafts)
 
     async def wait_ready(self, timeout_s: float) -> Vocabulary:
         """Wait for a loaded target.
@@ -297,3 +311,14 @@ class Pair:
                     status.load.CopyFrom(codec.pack_load(link.load))
                 statuses.append(status)
         return statuses
+
+
+def _model_behind(
+    link: FrameLink[Any, Any] | None, links: Mapping[str, FrameLink[Any, Any]]
+) -> common_pb2.GetModelResponse | None:
+    """Return a link's model; without a link that of the first connected one, else of any."""
+    if link is not None:
+        return link.model
+    known = [other for other in links.values() if other.model is not None]
+    known.sort(key=lambda other: not other.connected)
+    return known[0].model if known else None

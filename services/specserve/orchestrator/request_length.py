@@ -37,13 +37,17 @@ class RequestLength:
         tenant_salt: bytes,
         target: TargetSession,
         proposer: Proposer | None,
+        *,
+        for_verification: bool = False,
     ) -> None:
+        """Begin; `for_verification` speculates although no record fits."""
         self.choice = Choice(0, Reason.SPECULATION_OFF)
         """What the present round does."""
         self._control = control
         self._state = state
         self._target = target
         self._proposer = proposer
+        self._for_verification = for_verification
         self._controller: LengthController | None = None
         self._pool: LengthPool | None = None
         if proposer is not None and state.method is not None:
@@ -119,6 +123,8 @@ class RequestLength:
         if proposer is None or self._controller is None or control.mode is SpeculationMode.OFF:
             return Choice(0, Reason.SPECULATION_OFF)
         self._num_late = proposer.num_late
+        if self._is_refused(proposer):
+            return Choice(0, Reason.UNVERIFIED)
         if state.plan_num_speculative_tokens(0) == 0:
             at_end = state.num_output_tokens + 1 >= state.max_tokens
             return Choice(0, Reason.MAX_TOKENS if at_end else Reason.CONTEXT)
@@ -128,6 +134,9 @@ class RequestLength:
             reason = Reason.DRAFT_LATE if proposer.is_busy else Reason.DRAFT_LOST
             reason = Reason.CATCH_UP if self._is_catching_up and proposer.is_busy else reason
             return Choice(0, reason, proposer.num_steps_without)
+        # It may have attached to another draft just now.
+        if self._is_refused(proposer):
+            return Choice(0, Reason.UNVERIFIED)
         # What was committed while it caught up is all that it can lack now: no need to go on so.
         has_caught_up, self._is_catching_up = self._is_catching_up, False
         limit = state.plan_num_speculative_tokens(proposer.max_model_len)
@@ -154,6 +163,10 @@ class RequestLength:
             k, queue_s=load.queue_s, num_waiting=load.num_waiting, step_s=self._step_s
         )
         return max(pressed, min(k, 1)) if self._state.method == "cascade" else pressed
+
+    def _is_refused(self, proposer: Proposer) -> bool:
+        refusal = self._control.refusal(self._state, self._target.link, proposer.link)
+        return bool(refusal) and not self._for_verification
 
     def _plan_first(self, proposer: Proposer, now: float, traceparent: str) -> Choice:
         """Plan the prompt's round: a draft that is wanted takes the prompt in beside it."""

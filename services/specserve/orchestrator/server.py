@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Sequence
 
 import grpc
@@ -15,15 +16,19 @@ from specserve.orchestrator.admin import AdminServicer
 from specserve.orchestrator.length_control import LengthControl
 from specserve.orchestrator.length_metrics import LengthCollector
 from specserve.orchestrator.pair import Pair
+from specserve.orchestrator.pool import DraftLink, TargetLink
 from specserve.orchestrator.pool_metrics import PoolCollector
 from specserve.orchestrator.process_metrics import ProcessCollector
 from specserve.orchestrator.proposers import Proposers
 from specserve.orchestrator.recent_requests import RecentRequests
 from specserve.orchestrator.recent_requests_servicer import RecentRequestsServicer
 from specserve.orchestrator.request_log import RequestLog
+from specserve.orchestrator.request_state import RequestState
 from specserve.orchestrator.round_counts import RoundCounts
 from specserve.orchestrator.servicer import GenerationServicer
 from specserve.orchestrator.synthetic import synthetic_acceptance
+from specserve.orchestrator.verified_gate import VERIFIED, VerifiedGate
+from specserve.orchestrator.verified_pair import PairVerification, VerifiedCollector
 from specserve.rpc.server import GrpcServer, new_replica_id
 from specserve.rpc.tls import MutualTls
 from specserve.rpc.v1 import (
@@ -35,6 +40,7 @@ from specserve.rpc.v1 import (
     requests_pb2_grpc,
 )
 from specserve.speculation.length_choice import SpeculationMode
+from specserve.speculation.planted_faults import plant, wanted_fault
 
 logger = logging.getLogger(__name__)
 
@@ -105,18 +111,37 @@ async def start_orchestrator(config: OrchestratorConfig) -> RunningOrchestrator:
         ConfigurationError: the port cannot be bound, certificates cannot be read, or settings
             contradict one another.
     """
+    fault = wanted_fault(os.environ)
+    if fault is not None:
+        logger.error("PLANTED FAULT %s: this process answers wrong on purpose", fault)
+        plant(fault)
     tracing = telemetry.start_tracing("specserve-orchestrator")
     replica_id = new_replica_id("orchestrator")
     tls = MutualTls.of(config.server)
     pair = Pair(config, tls)
     metrics = telemetry.RoundMetrics()
     proposers = Proposers(config, pair.drafts)
-    length = LengthControl(config)
+    gate = VerifiedGate(config)
+
+    def refusal(state: RequestState, target: TargetLink | None, draft: DraftLink | None) -> str:
+        if not gate.is_required or state.method is None:
+            return VERIFIED
+        return gate.refusal(state.sampling.rule, state.method, *pair.models(target, draft))
+
+    length = LengthControl(config, refusal=refusal)
+    verified = PairVerification(gate, pair)
     ring = RecentRequests(config.num_recent_requests, config.recent_requests_bytes)
     log = RequestLog(ring, RoundCounts(metrics), tracing, replica_id)
-    servicer = GenerationServicer(config, pair, proposers, length, metrics, replica_id, log)
+    servicer = GenerationServicer(
+        config, pair, proposers, length, metrics, replica_id, log, verified
+    )
     metrics.registry.register(
-        LengthCollector(length, lambda: length.mode is not SpeculationMode.OFF and pair.may_draft)
+        LengthCollector(
+            length,
+            lambda: (
+                length.mode is not SpeculationMode.OFF and pair.may_draft and verified.may_speculate
+            ),
+        )
     )
     metrics.registry.register(PoolCollector(pair.pools))
     metrics.registry.register(
@@ -124,6 +149,8 @@ async def start_orchestrator(config: OrchestratorConfig) -> RunningOrchestrator:
             lambda: servicer.num_rounds, lambda: servicer.num_running, lambda: servicer.num_waiting
         )
     )
+    if gate.is_required:
+        metrics.registry.register(VerifiedCollector(verified))
     if config.draft_addresses and pair.drafts is None:
         logger.warning(
             "draft addresses are given, but no draft will be asked: num_speculative_tokens is 0 "

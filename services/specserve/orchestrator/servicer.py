@@ -17,6 +17,7 @@ import grpc
 from specserve import telemetry
 from specserve.config import OrchestratorConfig
 from specserve.errors import DeadlineExpired, Draining, Overloaded
+from specserve.model.environment import code_versions
 from specserve.model.messages import SessionOpening
 from specserve.orchestrator.admission import PairLimits, admit
 from specserve.orchestrator.admission_queue import AdmissionQueue
@@ -40,6 +41,7 @@ from specserve.orchestrator.routing import Demand
 from specserve.orchestrator.synthetic import synthetic_acceptance
 from specserve.orchestrator.target_session import TargetSession
 from specserve.orchestrator.trimming import Trimmer
+from specserve.orchestrator.verified_pair import PairVerification
 from specserve.orchestrator.vocabulary import Vocabulary, check_same_model
 from specserve.rpc import codec
 from specserve.rpc.call_origin import CallOrigin
@@ -63,6 +65,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         metrics: telemetry.RoundMetrics,
         orchestrator_id: str,
         log: RequestLog,
+        verified: PairVerification,
     ) -> None:
         self.draining = False
         self.num_rounds = 0
@@ -73,6 +76,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self._metrics = metrics
         self._orchestrator_id = orchestrator_id
         self.log = log
+        self._verified = verified
         self.queue = AdmissionQueue(
             max_running=config.max_num_requests,
             max_waiting=config.max_num_waiting,
@@ -222,7 +226,14 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         opening = _opening(state, request)
         target = self._open_target(state, request)
         proposer = self._proposers.make(state, opening, request.tenant_salt)
-        length = RequestLength(self._length, state, request.tenant_salt, target, proposer)
+        length = RequestLength(
+            self._length,
+            state,
+            request.tenant_salt,
+            target,
+            proposer,
+            for_verification=request.for_verification,
+        )
         decoder = Decoder(
             state,
             target,
@@ -292,9 +303,13 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         """Say what is served and whether it is ready."""
         response = self._pair.describe(include_token_table=request.include_token_table)
         response.speculation_mode = codec.pack_mode(self._length.mode)
+        response.versions.extend(code_versions())
         if response.speculation_enabled and self._length.mode is SpeculationMode.OFF:
             response.speculation_enabled = False
             response.reason = response.reason or "speculation is off: an operator switched it off"
+        if response.speculation_enabled:
+            response.reason = response.reason or self._verified.reason()
+            response.speculation_enabled = self._verified.may_speculate
         return response
 
     async def GetStatus(  # noqa: N802 - the contract's name

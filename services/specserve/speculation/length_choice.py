@@ -52,6 +52,8 @@ class Reason(StrEnum):
     """The configured table names it for this many sessions."""
     SPECULATION_OFF = "speculation_off"
     """Speculation is switched off, or there is none for this request."""
+    UNVERIFIED = "unverified"
+    """A record of verification is required, and none fits."""
     FIRST_ROUND = "first_round"
     """The prompt's own round: the first token waits for no draft."""
     MAX_TOKENS = "max_tokens"

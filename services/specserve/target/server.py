@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 import grpc
 
@@ -14,6 +15,7 @@ from specserve.rpc.replica import ReplicaServer
 from specserve.rpc.replica_service import ReplicaService
 from specserve.rpc.server import new_replica_id
 from specserve.rpc.v1 import target_pb2, target_pb2_grpc
+from specserve.speculation.planted_faults import wanted_fault
 from specserve.target.servicer import TargetServicer, TargetWire
 
 
@@ -24,6 +26,7 @@ async def start_target(config: TargetConfig) -> ReplicaService:
         ConfigurationError: the model cannot be rolled back, or a port cannot be bound.
         ModelUnavailable: the model cannot be loaded.
     """
+    wanted_fault(os.environ)  # refuses, in this process already, what its device would refuse
     tracing = telemetry.start_tracing("specserve-target")
     tokenizer = await asyncio.to_thread(load_tokenizer, config.engine)
 

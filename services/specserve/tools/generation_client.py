@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -76,8 +76,10 @@ class Generated:
 class GenerationClient:
     """A connection to one orchestrator; an async context manager."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, for_verification: bool = False) -> None:
+        """Open a connection; `for_verification` also speculates where a record is still wanted."""
         self._address = address
+        self._for_verification = for_verification
         self._channel = open_channel(address)
         self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
 
@@ -92,7 +94,9 @@ class GenerationClient:
     ) -> None:
         await self._channel.close()
 
-    async def wait_ready(self, timeout_s: float = 120.0) -> generation_pb2.GetPairResponse:
+    async def wait_ready(
+        self, timeout_s: float = 120.0, *, include_token_table: bool = False
+    ) -> generation_pb2.GetPairResponse:
         """Wait until the pair is loaded and compared.
 
         Raises:
@@ -104,7 +108,8 @@ class GenerationClient:
         while loop.time() < end:
             try:
                 pair: generation_pb2.GetPairResponse = await self._stub.GetPair(
-                    generation_pb2.GetPairRequest(), timeout=5
+                    generation_pb2.GetPairRequest(include_token_table=include_token_table),
+                    timeout=5,
                 )
             except grpc.aio.AioRpcError as error:
                 reason = error.details() or error.code().name
@@ -138,6 +143,7 @@ class GenerationClient:
             ignore_eos=job.ignore_eos,
             include_origins=True,
             speculative_method=codec.pack_method(job.method),
+            for_verification=self._for_verification,
         )
         token_ids: list[int] = []
         logprobs: list[TopLogprobs] = []
@@ -171,6 +177,28 @@ class GenerationClient:
             tuple(block_sizes),
             tuple(origins),
         )
+
+    async def generate_each(
+        self, jobs: Sequence[Job], concurrency: int, take: Callable[[Job, Generated], None]
+    ) -> None:
+        """Decode many choices, `concurrency` at a time; `take` is given each as it is done.
+
+        Raises:
+            SpecServeError: the first that a choice failed with; the others are given up.
+        """
+        waiting = iter(jobs)
+
+        async def work() -> None:
+            for job in waiting:
+                take(job, await self.generate(job))
+
+        tasks = [asyncio.create_task(work()) for _ in range(min(concurrency, len(jobs)))]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def generate_all(self, jobs: Sequence[Job], concurrency: int) -> list[Generated]:
         """Decode many choices, `concurrency` at a time, answers in the order of the jobs."""

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specserve.config import EngineConfig, ServerConfig, TlsSettings
+from specserve.config import EngineConfig, OrchestratorConfig, ServerConfig, TlsSettings
 from specserve.errors import ConfigurationError
 from specserve.gateway.api_keys import load_keys
 from specserve.gateway.config import GatewayConfig
@@ -67,6 +67,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             f"--num-{pool}-replicas", metavar="N", help=f"{pool} replicas (default: 1)"
         )
     group.add_argument("--cache-dir", metavar="DIR", help=CACHE_HELP)
+    add_model_flags(
+        parser,
+        OrchestratorConfig,
+        "verification",
+        leave_out=set(OrchestratorConfig.model_fields) - {"require_verified", "verified_dir"},
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -110,6 +116,7 @@ def serve_args_from(args: argparse.Namespace) -> tuple[ServeArgs, ModelPair]:
         target=engine,
         speculative=pair.speculative,
         gateway=gateway,
+        orchestrator=config_from_flags(args, OrchestratorConfig),
         target_pool=pools["target"],
         draft_pool=pools["draft"],
         server=ServerConfig(drain_deadline_s=DRAIN_DEADLINE_S, **tls.model_dump()),
@@ -207,7 +214,8 @@ def serving(
             say("specserve: loading models")
             local.deploy()
             base_url = url_of(placed.gateway)
-            wait_ready(base_url)
+            if reason := wait_ready(base_url):
+                warn(f"specserve: {reason}")
             replicas = local.describe()
             say(f"specserve: ready after {time.monotonic() - started:.1f} s")
             try:
@@ -254,8 +262,8 @@ def announce(base_url: str, replicas: list[ReplicaDescription]) -> None:
     say_event("ready", {"service": "specserve", "pid": os.getpid(), "address": base_url})
 
 
-def wait_ready(base_url: str) -> None:
-    """Wait until /ready answers 200.
+def wait_ready(base_url: str) -> str:
+    """Wait until /ready answers 200; return what it says beside, such as why nothing speculates.
 
     Raises:
         ConfigurationError: the pair is not compatible, or not ready in READY_TIMEOUT_S.
@@ -268,9 +276,9 @@ def wait_ready(base_url: str) -> None:
         while time.monotonic() < deadline:
             try:
                 answer = client.get("/ready")
-                if answer.status_code == 200:
-                    return
                 reason = str(answer.json().get("reason", answer.text))
+                if answer.status_code == 200:
+                    return reason
             except (httpx.HTTPError, ValueError, AttributeError) as error:
                 reason = str(error)
             if "vocabular" in reason:
