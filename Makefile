@@ -46,7 +46,7 @@ TEST_DIRS := tests/integration tests/distribution tests/deploy tests/contract te
 # Two files at a time, a processor each: most of a long test is waiting for processes that it started.
 PYTEST_FLAGS := -q --durations=15 --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo serve test check format protos bench parity distribution matrix fuzz reference render validate pin-digests audit docs-check chaos rehearsal scale console-check gpu-check clean
+.PHONY: help setup demo serve test check format protos bench verify parity distribution faults matrix fuzz reference render validate pin-digests audit docs-check chaos rehearsal scale console-check gpu-check clean
 
 help: ## List the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -82,11 +82,17 @@ protos: $(INSTALLED) ## Regenerate the stubs in services/specserve/rpc/v1 from p
 bench: $(INSTALLED) ## Measure: ARGS="--report FILE.html" weighs speculation against target-only
 	$(BIN)/specserve bench $(ARGS)
 
+verify: $(INSTALLED) ## Prove the embedded pair exact, and keep the record (minutes)
+	$(BIN)/specserve verify $(ARGS)
+
 parity: $(INSTALLED) ## Compare speculation on and off, token for token
-	$(BIN)/specserve verify --suite parity $(ARGS)
+	$(BIN)/specserve verify --suite parity --dtype float32 $(ARGS)
 
 distribution: $(INSTALLED) ## Test that speculation keeps the target's law
 	$(BIN)/specserve verify --suite distribution $(ARGS)
+
+faults: $(INSTALLED) ## Plant each known fault, and see that `specserve verify` finds it
+	$(BIN)/python -m pytest -q $(ARGS) tests/faults
 
 matrix: $(INSTALLED) ## Run all combinations of options, rules, K, streams and batches (CI: pairwise)
 	SPECSERVE_MATRIX=whole OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -s $(ARGS) tests/integration/test_option_matrix.py

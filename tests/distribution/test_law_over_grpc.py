@@ -1,54 +1,95 @@
-"""The law suite itself, and the law through real processes and the real gRPC path."""
+"""The distribution suite itself, and the law through real processes and the real gRPC path."""
 
 from __future__ import annotations
+
+from collections import Counter
 
 import numpy as np
 import pytest
 
-from specserve.model.toy import ToySpec
-from specserve.tools.verify import law as verify_law
-from specserve.tools.verify.law import (
-    CASES,
-    Case,
-    LawOptions,
+from specserve.speculation.planted_faults import SWITCH, SWITCH_VALUE, VARIABLE, Fault
+from specserve.tools.verify.chi_square import (
     chi_square_p,
-    exact_law,
-    run_law_suite,
+    critical_value,
+    needed_draws,
+    p_value,
+    power,
+    smallest_bias,
+    variation_tolerance,
 )
+from specserve.tools.verify.distribution import (
+    BIAS_THRESHOLD,
+    DOF,
+    FALSE_ALARM,
+    NUM_OTHER_TESTS,
+    POWER,
+    THRESHOLD,
+    DistributionOptions,
+    run_distribution_suite,
+)
+from specserve.tools.verify.long_texts import LongTexts
+from specserve.tools.verify.short_texts import LENGTH, exact_law, judge
+from specserve.tools.verify.toy_cases import (
+    BIAS_CASE,
+    CASES,
+    PROMPT,
+    SPEC,
+    Case,
+    laws_along,
+    next_token_law,
+)
+
+BY_NAME = {case.name: case for case in CASES}
+PLAIN = BY_NAME["target-only"]
 
 
 def test_the_exact_law_sums_to_one_and_respects_filters() -> None:
     """Every case's law is a distribution; top-k 2 leaves two tokens per position."""
-    spec = ToySpec.parse(verify_law.TARGET)
     for case in CASES:
-        law = exact_law(spec, case)
-        assert sum(law.values()) == pytest.approx(1.0)
-    top_two = exact_law(spec, next(case for case in CASES if case.top_k == 2))
-    assert len(top_two) == 2**verify_law.LENGTH
+        assert sum(exact_law(case).values()) == pytest.approx(1.0)
+    assert len(exact_law(BY_NAME["standard K=3, top-k 2"])) == 2**LENGTH
 
 
-def _draw(case: Case, num_draws: int, shift: float) -> tuple[list[float], list[float]]:
-    """Draw first tokens from a law with two of them moved by `shift`, with a fixed seed."""
-    law = exact_law(ToySpec.parse(verify_law.TARGET), case)
-    exact = np.array([law[key] for key in sorted(law)])
-    marginal = np.add.reduceat(exact, range(0, len(exact), len(exact) // 4))
-    biased = marginal + np.array([shift, -shift, 0.0, 0.0])
-    counts = np.random.default_rng(5).multinomial(num_draws, biased / biased.sum())
-    return counts.astype(float).tolist(), (num_draws * marginal).tolist()
+def test_laws_along_a_text_are_those_after_each_prefix() -> None:
+    """With and without constraints, whose state the one walks and the other makes anew."""
+    output = (1, 2, 2, 0, 3, 1, 2)
+    for case in CASES:
+        along = laws_along(case, output)
+        each = [next_token_law(case, (*PROMPT, *output[:i])) for i in range(len(output))]
+        assert np.array_equal(along, each)
 
 
-def test_a_biased_sampler_is_found_and_a_right_one_is_not() -> None:
-    """The gate can fail: a shift of 0.02 in one probability is found in 20,000 draws.
+def test_the_numbers_of_the_statistics_are_those_of_the_tables() -> None:
+    """Chi-square's quantiles, its power, and the draws of the declared bias.
 
-    False alarm of the unbiased half: 1e-6; fixed seed, so it holds or it does not.
+    A normal test of odds 1e-4 with power 0.99 at p = 0.6 needs 371,044 draws for a bias of 0.005.
     """
-    case = CASES[0]
+    assert p_value(3.841459, 1) == pytest.approx(0.05, rel=1e-4)
+    assert p_value(7.814728, 3) == pytest.approx(0.05, rel=1e-4)
+    assert critical_value(1e-4, 1) == pytest.approx(3.890592**2, rel=1e-6)
+    assert power(0.0, 0.01, 3) == pytest.approx(0.01)
+    assert power(10.509, 0.05, 1) == pytest.approx(0.9, abs=1e-3)
+    assert needed_draws(0.005, 0.24, 0.99, 1e-4, 1) == 371_044
+    assert smallest_bias(371_044, 0.24, 0.99, 1e-4, 1) == pytest.approx(0.005, rel=1e-5)
 
-    right = chi_square_p(*_draw(case, 20_000, 0.0))
-    wrong = chi_square_p(*_draw(case, 20_000, 0.02))
 
-    assert right > 1e-6
-    assert wrong < 1e-6
+def test_the_false_alarm_is_shared_out_whole() -> None:
+    """All thresholds of the suite add up to what is declared."""
+    assert pytest.approx(FALSE_ALARM) == BIAS_THRESHOLD + NUM_OTHER_TESTS * THRESHOLD
+    assert len(CASES) * (3 + 2 * 3) == 1 + NUM_OTHER_TESTS
+
+
+def test_the_total_variation_is_rarely_above_its_tolerance() -> None:
+    """At odds of 1 % not once in 200 draws of a right law (seeded); always under a shift."""
+    rng = np.random.default_rng(3)
+    law = np.array([0.5, 0.3, 0.2])
+    tolerance = variation_tolerance(law.tolist(), 2000, 0.01)
+
+    def variation(p: list[float]) -> float:
+        return float(0.5 * np.abs(rng.multinomial(2000, p) / 2000 - law).sum())
+
+    assert max(variation(law.tolist()) for _ in range(200)) < tolerance
+    assert variation([0.65, 0.2, 0.15]) > tolerance
 
 
 def test_small_cells_are_merged_before_they_are_judged() -> None:
@@ -59,12 +100,108 @@ def test_small_cells_are_merged_before_they_are_judged() -> None:
     assert chi_square_p(counts, expected) > 0.5
 
 
+def _text(case: Case, rng: np.random.Generator, num_tokens: int, bias: float = 0.0) -> list[int]:
+    """Draw a text, with some probability moved from one token to another."""
+    text: list[int] = []
+    for _ in range(num_tokens):
+        law = next_token_law(case, (*PROMPT, *text))
+        shift = min(bias, law[0])
+        law += (-shift, 0.0, shift, 0.0)
+        text.append(int(rng.choice(len(law), p=law)))
+    return text
+
+
+def _tally(case: Case, bias: float, seed: int) -> tuple[float, float, float]:
+    rng = np.random.default_rng(seed)
+    texts = LongTexts(case)
+    for _ in range(24):
+        text = _text(case, rng, 128, bias)
+        texts.add(text, ["plain"] * len(text))
+    return texts.report().p_values
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["target-only", "standard K=3, penalties and bans"])
+def test_a_biased_text_is_found_and_a_right_one_is_not(name: str) -> None:
+    """3,072 draws: a shift of 0.05 is found, however tokens are pooled (seeded; odds 1e-5).
+
+    Also where the law hangs on the whole text, by penalties.
+    """
+    assert min(_tally(BY_NAME[name], 0.0, seed=5)) > 1e-3
+    assert max(_tally(BY_NAME[name], 0.05, seed=5)) < 1e-5
+
+
+def test_a_token_of_probability_zero_is_counted() -> None:
+    """Whatever the statistics say of the rest."""
+    case = BY_NAME["standard K=3, top-k 2"]
+    texts = LongTexts(case)
+    rare = int(next_token_law(case, PROMPT).argmin())
+
+    texts.add([rare], ["recovered"])
+
+    assert texts.report().num_impossible == 1
+
+
+def test_sequences_are_judged_by_their_counts() -> None:
+    """20,000 right ones pass, and a hundred moved from one to another of 256 do not (seeded)."""
+    law = exact_law(PLAIN)
+    keys = sorted(law)
+    drawn = np.random.default_rng(2).multinomial(20_000, [law[key] for key in keys])
+    counts = Counter(dict(zip(keys, drawn.tolist(), strict=True)))
+    assert judge(counts, law, (1, 2, LENGTH), 1e-6).holds(1e-6)
+
+    counts[keys[3]] += 100
+    counts[keys[7]] -= 100
+    assert not judge(counts, law, (1, 2, LENGTH), 1e-6).holds(1e-6)
+
+    counts[(9, 9, 9, 9)] += 1
+    assert judge(counts, law, (1,), 1e-6).num_impossible == 1
+
+
 @pytest.mark.slow
 async def test_speculation_keeps_the_law_through_the_services(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """B019, B031: ten ways of sampling and proposing; false alarm of the suite 1e-4."""
-    report = await run_law_suite(LawOptions(num_draws=1000, concurrency=32))
+    report = await run_distribution_suite(DistributionOptions(num_sequences=100, share=0.01))
 
     assert report.passed, report.table()
+    assert {r.case.name for r in report.cases} == set(BY_NAME)
     assert "declared before the run" in capsys.readouterr().out
+
+
+FOUND_BY = {
+    Fault.ACCEPT_ON_EQUALITY: "standard K=3, top-k 2",
+    Fault.STALE_KV: BIAS_CASE,
+    Fault.LATE_PENALTIES: "standard K=3, penalties and bans",
+}
+"""The faults that only whole services can have; `make faults` plants all of them."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FOUND_BY)
+async def test_a_planted_fault_is_found_through_the_services(
+    fault: Fault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """About 2,300 draws of the case that shows it, a part of what `specserve verify` draws."""
+    monkeypatch.setenv(VARIABLE, fault)
+    monkeypatch.setenv(SWITCH, SWITCH_VALUE)
+    case = BY_NAME[FOUND_BY[fault]]
+    share = 0.005 if case.name == BIAS_CASE else 0.04
+
+    report = await run_distribution_suite(
+        DistributionOptions(num_sequences=100, share=share, cases=(case,))
+    )
+
+    assert not report.passed, report.table()
+    assert report.cases[0].num_draft_tokens > 0, "the draft was not asked: nothing was tried"
+    assert f"planted_fault={fault}" in report.versions
+
+
+def test_the_declared_draws_find_the_declared_bias() -> None:
+    """The bias case's number of draws has the power that is declared for it."""
+    num_draws = DistributionOptions().num_draws(BY_NAME[BIAS_CASE])
+
+    bias = smallest_bias(num_draws, 0.24, POWER, BIAS_THRESHOLD, DOF)
+    assert bias <= 0.005
+    assert SPEC.vocab_size - 1 == DOF

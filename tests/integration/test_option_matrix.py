@@ -25,7 +25,7 @@ from specserve.model.toy import ToySpec
 from specserve.model.toy_tokenizer import ToyTokenizer
 from specserve.orchestrator import decode
 from specserve.speculation.types import Proposal, TargetScores, Verification
-from specserve.tools.verify.law import chi_square_p
+from specserve.tools.verify.chi_square import chi_square_p
 from support.constrained import Wanted
 from support.pairwise import Combination, pairs_of, pairwise
 from support.sequence_law import ENDED, Held, Sampling, token_laws

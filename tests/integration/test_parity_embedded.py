@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from specserve.config import DType, SpeculativeMethod
-from specserve.tools.verify.parity import ParityOptions, run_parity_suite
+from specserve.config import DType, SpeculativeConfig, SpeculativeMethod
+from specserve.tools.terminal import Progress
+from specserve.tools.verify.pairs import PairOptions, reached
+from specserve.tools.verify.parity import ParityReport, compare_modes
 
 
 def is_compiled() -> bool:
@@ -36,20 +38,26 @@ async def test_the_embedded_pair_says_the_same_with_speculation_on_and_off(
     if dtype == "auto":
         dtype = "bfloat16" if is_compiled() else "float32"
     named = os.environ.get("SPECSERVE_BENCH_PROMPTS")
-    report = await run_parity_suite(
-        ParityOptions(
-            target=None,
-            draft=None,
-            dtype=dtype,
-            prompts=Path(named) if named else None,
-            num_prompts=num_prompts,
-            max_tokens=64,
-            num_speculative_tokens=4,
-            method=method,
-            concurrency=num_prompts,
-            cache_dir=None,
-        )
+    options = PairOptions(
+        address=None,
+        target=None,
+        speculative=SpeculativeConfig(method=method),
+        dtype=dtype,
+        prompts=Path(named) if named else None,
+        num_prompts=num_prompts,
+        max_tokens=64,
+        cache_dir=None,
     )
+    async with reached(options) as pair:
+        assert pair.pair.target.dtype == dtype
+        modes = await compare_modes(
+            pair.client,
+            pair.prompts,
+            max_tokens=64,
+            concurrency=num_prompts,
+            progress=Progress(),
+        )
+    report = ParityReport(dtype, method, modes)
 
     assert report.passed, report.table()
     assert all(mode.num_tokens > 0 for mode in report.modes)

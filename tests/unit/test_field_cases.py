@@ -22,6 +22,7 @@ SECTIONS = {
     "greedy-equivalence",
     "seed-rng",
     "distribution",
+    "nan-numerics",
     "stop-eos",
     "logprobs",
     "usage",

@@ -24,7 +24,7 @@ from specserve.tools.gpu_check.services import pair_spec
 from specserve.tools.gpu_check.stages import CheckFailed, Figures
 from specserve.tools.local import LocalPair
 from specserve.tools.terminal import Progress
-from specserve.tools.verify.law import chi_square_p
+from specserve.tools.verify.chi_square import chi_square_p
 from specserve.tools.verify.parity import ParityReport, compare_modes
 
 CONCURRENCY = 48

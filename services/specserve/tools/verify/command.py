@@ -1,8 +1,8 @@
-"""`specserve verify`: proves that speculation changes no token (parity) and no law (distribution).
+"""`specserve verify`: proves that speculation changes no token and no law, and keeps the record.
 
-Starts the services as plain processes, so that everything goes through the same binaries and the
-same gRPC path as in production. Knows the suites by name; their maths is in `parity.py` and
-`law.py`.
+Three parts, each through the same binaries and the same gRPC path as in production: parity and
+prefixes on the pair itself, distribution on an enumerable one. Knows the parts by name; what each
+proves is in their modules, and in docs/verify.md.
 """
 
 from __future__ import annotations
@@ -11,94 +11,235 @@ import argparse
 import asyncio
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from specserve.config_parsing import SUPPORTED_METHODS
+from specserve.config import SpeculativeConfig
+from specserve.config_parsing import SUPPORTED_METHODS, build, check_speculative
 from specserve.errors import ConfigurationError
+from specserve.rpc.verified_records import folder_of
 from specserve.tools.models import CACHE_HELP
-from specserve.tools.terminal import say
-from specserve.tools.verify.parity import ParityOptions, run_parity_suite
+from specserve.tools.process import SPECULATIVE_HELP, speculative_from
+from specserve.tools.terminal import Progress, say
+from specserve.tools.verify.pairs import PairOptions, VerifiedPair, reached
+from specserve.tools.verify.parity import ParityReport, compare_modes
+
+if TYPE_CHECKING:
+    from specserve.tools.verify.distribution import DistributionReport
+    from specserve.tools.verify.outcome import Verification
+    from specserve.tools.verify.prefixes import PrefixesReport
 
 PROMPTS_HELP = (
     "JSON lines with `turns` (as Spec-Bench has them); without it six shipped prompts are used"
 )
+NUM_LAW_PROMPTS = 2
+"""Prompts of the prefixes part: more would leave each of them fewer texts."""
+
+MIN_SEQUENCES = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `specserve verify`."""
     parser.add_argument(
         "--suite",
-        choices=("parity", "distribution"),
-        default="parity",
-        help="parity: the same tokens with and without; distribution: the same law",
+        choices=("all", "parity", "prefixes", "distribution"),
+        default="all",
+        help="parity: the same tokens with and without; prefixes: the pair's own law after fixed "
+        "prompts; distribution: an enumerable pair's law; all: the three, and a record",
     )
-    parser.add_argument("--target", metavar="MODEL", help="parity: target; default: embedded")
-    parser.add_argument("--draft", metavar="MODEL", help="parity: draft; default: embedded")
-    parser.add_argument(
-        "--method",
-        choices=SUPPORTED_METHODS,
-        default="draft_model",
-        help="parity: proposer; distribution tests all of them",
+    pair = parser.add_argument_group("pair")
+    pair.add_argument(
+        "--orchestrator-address", metavar="HOST:PORT", help="verify the pair that runs there"
     )
-    parser.add_argument(
+    pair.add_argument("--target", metavar="MODEL", help="start this target; default: embedded")
+    pair.add_argument("--draft", metavar="MODEL", help="start this draft; default: embedded")
+    pair.add_argument("--speculative-config", metavar="JSON", help=SPECULATIVE_HELP)
+    pair.add_argument("--method", choices=SUPPORTED_METHODS, help="proposer; as in the config")
+    pair.add_argument(
+        "--num-speculative-tokens", type=int, metavar="K", help="as in the config (default: 4)"
+    )
+    pair.add_argument(
         "--dtype",
-        choices=("float32", "bfloat16"),
-        default="float32",
-        help="parity: number type of both models",
+        choices=("auto", "float32", "bfloat16"),
+        default="auto",
+        help="number type of both models",
     )
-    parser.add_argument("--prompts", metavar="FILE", help=PROMPTS_HELP)
-    parser.add_argument("--num-prompts", type=int, metavar="N", help="use the first N prompts")
-    parser.add_argument(
+    pair.add_argument("--cache-dir", metavar="DIR", help=CACHE_HELP)
+    group = parser.add_argument_group("how much")
+    group.add_argument("--prompts", metavar="FILE", help=PROMPTS_HELP)
+    group.add_argument("--num-prompts", type=int, metavar="N", help="use the first N prompts")
+    group.add_argument(
         "--max-tokens", type=int, default=64, metavar="N", help="parity: tokens an answer"
     )
-    parser.add_argument(
-        "--num-speculative-tokens",
-        type=int,
-        default=4,
-        metavar="K",
-        help="parity: most draft tokens a round",
+    group.add_argument(
+        "--seconds", type=float, default=60.0, metavar="S", help="prefixes: time to draw in"
     )
-    parser.add_argument("--concurrency", type=int, default=24, metavar="N", help="requests at once")
-    parser.add_argument(
-        "--num-draws", type=int, default=20_000, metavar="N", help="distribution: sequences"
+    group.add_argument(
+        "--bias",
+        type=float,
+        default=0.005,
+        metavar="B",
+        help="distribution: smallest bias of a probability that must be found",
     )
-    parser.add_argument("--json", metavar="FILE", help="also write the record as JSON")
-    parser.add_argument("--cache-dir", metavar="DIR", help=CACHE_HELP)
+    group.add_argument(
+        "--num-sequences", type=int, default=500, metavar="N", help="distribution: short texts"
+    )
+    group.add_argument("--concurrency", type=int, default=24, metavar="N", help="requests at once")
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", metavar="FILE", help="also write the report as JSON")
+    output.add_argument(
+        "--verified-dir",
+        metavar="DIR",
+        help="folder of the records (default: ~/.cache/specserve/verified)",
+    )
+    output.add_argument("--no-record", action="store_true", help="keep no record")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run one suite; 0 when the gate holds, 1 when it does not."""
-    if args.suite == "parity":
-        report = asyncio.run(
-            run_parity_suite(
-                ParityOptions(
-                    target=args.target,
-                    draft=args.draft,
-                    dtype=args.dtype,
-                    prompts=None if args.prompts is None else Path(args.prompts),
-                    num_prompts=args.num_prompts,
-                    max_tokens=args.max_tokens,
-                    num_speculative_tokens=args.num_speculative_tokens,
-                    method=args.method,
-                    concurrency=args.concurrency,
-                    cache_dir=args.cache_dir,
-                )
-            )
-        )
-        say(report.table())
-        record: dict[str, object] = report.record()
-        passed = report.passed
-    else:
-        # Its drawing is torch's, which the other suite leaves to its services.
-        from specserve.tools.verify.law import LawOptions, run_law_suite
-
-        if args.num_draws < 1000:
-            raise ConfigurationError(f"--num-draws: {args.num_draws}, at least 1000 was wanted")
-        law = asyncio.run(
-            run_law_suite(LawOptions(num_draws=args.num_draws, concurrency=args.concurrency))
-        )
-        say(law.table())
-        record, passed = law.record(), law.passed
+    """Run the parts that were asked for; 0 when all of them hold, 1 when one does not."""
+    _check(args)
+    report, passed = asyncio.run(_run(args))
     if args.json:
-        Path(args.json).write_text(json.dumps(record, indent=2) + "\n")
+        Path(args.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     say("PASSED" if passed else "FAILED")
     return 0 if passed else 1
+
+
+def _check(args: argparse.Namespace) -> None:
+    if not 0 < args.bias < 0.4:
+        raise ConfigurationError(f"--bias: {args.bias:g}, above 0 and below 0.4 was wanted")
+    if args.num_sequences < MIN_SEQUENCES:
+        raise ConfigurationError(
+            f"--num-sequences: {args.num_sequences}, at least {MIN_SEQUENCES} was wanted"
+        )
+    if args.seconds <= 0 or args.concurrency < 1 or args.max_tokens < 2:
+        raise ConfigurationError("--seconds, --concurrency and --max-tokens must be positive")
+    if args.orchestrator_address is not None:
+        for name in ("target", "draft", "speculative_config", "method", "num_speculative_tokens"):
+            if getattr(args, name) is not None:
+                flag = "--" + name.replace("_", "-")
+                raise ConfigurationError(
+                    f"{flag}: the pair at --orchestrator-address runs already; leave it out"
+                )
+
+
+async def _run(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
+    if args.suite == "distribution":
+        law = await _distribution(args)
+        return law.record(), law.passed
+    async with reached(_pair_options(args)) as pair:
+        say(_about(pair))
+        parity = await _parity(pair, args) if args.suite != "prefixes" else None
+        prefixes = await _prefixes(pair, args) if args.suite != "parity" else None
+    if parity is not None and prefixes is not None:
+        from specserve.tools.verify.outcome import Verification
+
+        return _conclude(Verification(pair.pair, parity, prefixes, await _distribution(args)), args)
+    if parity is not None:
+        return parity.record(), parity.passed
+    return (prefixes.record(), prefixes.passed) if prefixes is not None else ({}, False)
+
+
+def _conclude(outcome: Verification, args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
+    from specserve.speculation.types import AcceptanceRule
+
+    say(outcome.table())
+    passed = all(outcome.passed(rule) for rule in AcceptanceRule)
+    if other := outcome.other_versions():
+        say(
+            "no record: the enumerable pair, started here, and the pair that was verified do not "
+            f"run the same code: {', '.join(other)}"
+        )
+    elif not args.no_record:
+        for path in outcome.write(folder_of(args.verified_dir)):
+            say(f"record {path}")
+    report: dict[str, Any] = {
+        "suite": "all",
+        "passed": passed,
+        "rules": {rule.value: outcome.passed(rule) for rule in AcceptanceRule},
+        "parity": outcome.parity.record(),
+        "prefixes": outcome.prefixes.record(),
+        "distribution": outcome.distribution.record(),
+    }
+    return report, passed
+
+
+async def _parity(pair: VerifiedPair, args: argparse.Namespace) -> ParityReport:
+    from specserve.rpc import codec
+
+    progress = Progress()
+    modes = await compare_modes(
+        pair.client,
+        pair.prompts,
+        max_tokens=args.max_tokens,
+        concurrency=args.concurrency,
+        progress=progress,
+    )
+    progress.close()
+    method = codec.unpack_method(pair.pair.speculative_method) or "no method"
+    report = ParityReport(pair.pair.target.dtype, method, modes)
+    say(report.table())
+    return report
+
+
+async def _prefixes(pair: VerifiedPair, args: argparse.Namespace) -> PrefixesReport:
+    # Its statistics are torch's, which the other part leaves to its services.
+    from specserve.tools.verify.prefixes import PrefixOptions, run_prefix_suite
+
+    progress = Progress()
+    report = await run_prefix_suite(
+        pair.client,
+        pair.prompts[:NUM_LAW_PROMPTS],
+        PrefixOptions(args.seconds, args.concurrency, pair.pair.num_speculative_tokens),
+        progress,
+    )
+    progress.close()
+    say(report.table())
+    return report
+
+
+async def _distribution(args: argparse.Namespace) -> DistributionReport:
+    from specserve.tools.verify.distribution import DistributionOptions, run_distribution_suite
+
+    report = await run_distribution_suite(
+        DistributionOptions(bias=args.bias, num_sequences=args.num_sequences)
+    )
+    say(report.table())
+    return report
+
+
+def _about(pair: VerifiedPair) -> str:
+    target, draft = pair.pair.target, pair.pair.draft
+    text = f"target {target.model_id}, {target.dtype} on {target.hardware} ({target.backend})"
+    if pair.pair.HasField("draft"):
+        text += f"; draft {draft.model_id}, {draft.dtype} ({draft.backend})"
+    return text
+
+
+def _pair_options(args: argparse.Namespace) -> PairOptions:
+    return PairOptions(
+        address=args.orchestrator_address,
+        target=args.target,
+        speculative=_speculative(args),
+        dtype=args.dtype,
+        prompts=None if args.prompts is None else Path(args.prompts),
+        num_prompts=args.num_prompts,
+        max_tokens=args.max_tokens,
+        cache_dir=args.cache_dir,
+    )
+
+
+def _speculative(args: argparse.Namespace) -> SpeculativeConfig | None:
+    """Read the configuration of the pair; None where nothing is said of it."""
+    config = speculative_from(args)
+    said = {
+        "method": args.method,
+        "model": args.draft,
+        "num_speculative_tokens": args.num_speculative_tokens,
+    }
+    said = {name: value for name, value in said.items() if value is not None}
+    if not said:
+        return config
+    before = {} if config is None else config.model_dump(exclude_unset=True)
+    config = build(SpeculativeConfig, {**before, **said}, "--speculative-config")
+    check_speculative(config, "--speculative-config")
+    return config

@@ -1,0 +1,285 @@
+"""Prefixes: short texts of the pair itself, after fixed prompts, against the target's own law.
+
+Top-k leaves a small support, so the target can be asked for the probability of every short text:
+its log-probabilities after each prefix, without any draft. Speculation must then draw texts with
+those frequencies. How much a machine can tell depends on how much it decodes in the time given:
+that is measured, and declared, before anything that counts is drawn. Knows requests and laws.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from specserve.speculation.transforms import transform
+from specserve.speculation.types import AcceptanceRule, SamplingParams
+from specserve.tools.generation_client import Generated, GenerationClient, Job
+from specserve.tools.terminal import Progress, say, table
+from specserve.tools.verify.chi_square import smallest_bias
+from specserve.tools.verify.short_texts import Law, ShortReport, judge
+
+TOP_K = 3
+LENGTH = 3
+"""Tokens that are counted; more are decoded, so that these are decided in whole rounds."""
+
+LENGTHS = (1, 2, LENGTH)
+TOP_LOGPROBS = 20
+FALSE_ALARM = 1e-4
+"""Odds that this part fails although nothing is wrong, shared out over its tests."""
+
+POWER = 0.99
+NUM_WARM_UP = 48
+"""Texts that measure the machine, a case."""
+
+MIN_DRAWS = 200
+RULES = (AcceptanceRule.STANDARD, AcceptanceRule.COUPLED)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixOptions:
+    """What to draw."""
+
+    seconds: float
+    """Time for all draws together."""
+    concurrency: int
+    num_speculative_tokens: int
+    """K: so many more tokens than are counted are decoded."""
+    num_draws: int | None = None
+    """Texts a case; None draws as many as the time allows."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCase:
+    """One prompt under one rule."""
+
+    prompt_id: str
+    prompt_token_ids: tuple[int, ...]
+    rule: AcceptanceRule
+
+    @property
+    def name(self) -> str:
+        """What tables call it."""
+        return f"{self.rule}, {self.prompt_id}"
+
+    def sampling(self, seed: int, num_logprobs: int = -1) -> SamplingParams:
+        """Return the parameters of one request."""
+        return SamplingParams(
+            self.rule, seed, 0, temperature=1.0, top_k=TOP_K, num_logprobs=num_logprobs
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixReport:
+    """What one case showed."""
+
+    case: PrefixCase
+    texts: ShortReport
+    num_draft_tokens: int
+    num_accepted: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixesReport:
+    """What all cases showed."""
+
+    declared: str
+    threshold: float
+    """Odds of a false alarm of each test."""
+    reports: tuple[PrefixReport, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Every case holds."""
+        return all(map(self._holds, self.reports))
+
+    def passed_rule(self, rule: AcceptanceRule) -> bool:
+        """Every case of one rule holds."""
+        return all(self._holds(report) for report in self.reports if report.case.rule is rule)
+
+    def _holds(self, report: PrefixReport) -> bool:
+        """No test speaks against the law, and the texts were drafted."""
+        return report.texts.holds(self.threshold) and report.num_draft_tokens > 0
+
+    def table(self) -> str:
+        """Lay the report out for people."""
+        header = (
+            "case",
+            "texts",
+            "accepted",
+            *(f"p first {length}" for length in LENGTHS),
+            *(f"TV first {length}" for length in LENGTHS),
+            "impossible",
+            "",
+        )
+        rows = [
+            (
+                r.case.name,
+                str(r.texts.num_draws),
+                f"{r.num_accepted / max(1, r.num_draft_tokens):.3f}",
+                *(f"{m.p_value:.2g}" for m in r.texts.marginals),
+                *(f"{m.total_variation:.3f}/{m.tolerance:.3f}" for m in r.texts.marginals),
+                str(r.texts.num_impossible),
+                "ok" if self._holds(r) else "FAILED",
+            )
+            for r in self.reports
+        ]
+        return table(header, rows)
+
+    def record(self) -> dict[str, object]:
+        """Give the report as JSON values."""
+        return {
+            "suite": "prefixes",
+            "passed": self.passed,
+            "declared": self.declared,
+            "false_alarm": FALSE_ALARM,
+            "threshold": self.threshold,
+            "cases": [
+                {
+                    "case": r.case.name,
+                    "passed": self._holds(r),
+                    "num_sequences": r.texts.num_draws,
+                    "num_draft_tokens": r.num_draft_tokens,
+                    "acceptance_rate": r.num_accepted / max(1, r.num_draft_tokens),
+                    "sequences": [
+                        {
+                            "length": m.length,
+                            "p_value": m.p_value,
+                            "total_variation": m.total_variation,
+                            "tolerance": m.tolerance,
+                        }
+                        for m in r.texts.marginals
+                    ],
+                    "num_impossible": r.texts.num_impossible,
+                }
+                for r in self.reports
+            ],
+        }
+
+
+async def run_prefix_suite(
+    client: GenerationClient,
+    prompts: Sequence[tuple[str, tuple[int, ...]]],
+    options: PrefixOptions,
+    progress: Progress,
+) -> PrefixesReport:
+    """Test a running pair after each prompt, (name, token ids), under both sampling rules."""
+    cases = [PrefixCase(name, ids, rule) for name, ids in prompts for rule in RULES]
+    threshold = FALSE_ALARM / (2 * len(LENGTHS) * len(cases))
+    laws = [await told_law(client, case, options.concurrency) for case in cases]
+    num_draws = options.num_draws
+    if num_draws is None:
+        num_draws = await _affordable_draws(client, cases, options)
+    declared = declaration(num_draws, len(cases), threshold)
+    say(f"declared before the run: {declared}")
+    reports = []
+    for number, (case, law) in enumerate(zip(cases, laws, strict=True)):
+        done = await _draw(client, _jobs(case, number, num_draws, options), options, progress, case)
+        reports.append(
+            PrefixReport(
+                case,
+                judge(Counter(g.token_ids[:LENGTH] for g in done), law, LENGTHS, threshold),
+                sum(g.record.num_draft_tokens for g in done),
+                sum(g.record.num_accepted_draft_tokens for g in done),
+            )
+        )
+    return PrefixesReport(declared, threshold, tuple(reports))
+
+
+def declaration(num_draws: int, num_cases: int, threshold: float) -> str:
+    """Say what so many draws can tell, and what they cannot."""
+    dof = TOP_K - 1
+    bias = smallest_bias(num_draws, 0.25, POWER, threshold, dof)
+    return (
+        f"{num_draws} texts a case ({num_cases} cases) of the {TOP_K} most likely tokens; "
+        f"chi-square and total variation over the first {', '.join(map(str, LENGTHS))} tokens, "
+        f"each test at {threshold:.1e} (false alarm of the part {FALSE_ALARM:g}); on this machine "
+        f"in this time that finds, with power {POWER:g}, a bias of {bias:.3f} in a token of "
+        f"probability 0.5, and none much smaller: the enumerable pair is for those"
+    )
+
+
+async def told_law(client: GenerationClient, case: PrefixCase, concurrency: int) -> Law:
+    """Ask the target, without any draft, for the law of the first LENGTH tokens."""
+    law: Law = {(): 1.0}
+    for _ in range(LENGTH):
+        jobs = [
+            Job(
+                f"law-{case.name}-{'-'.join(map(str, prefix))}",
+                (*case.prompt_token_ids, *prefix),
+                case.sampling(seed=1, num_logprobs=TOP_LOGPROBS),
+                max_tokens=1,
+                num_speculative_tokens=0,
+                ignore_eos=True,
+            )
+            for prefix in law
+        ]
+        longer: Law = {}
+        for (prefix, weight), done in zip(
+            law.items(), await client.generate_all(jobs, concurrency), strict=True
+        ):
+            for token_id, p in _step(case, done):
+                longer[(*prefix, token_id)] = weight * p
+        law = longer
+    return law
+
+
+def _step(case: PrefixCase, done: Generated) -> list[tuple[int, float]]:
+    """Return the tokens that may come next, and their probabilities."""
+    row = done.logprobs[0]
+    ids = np.array(row.token_ids)
+    order = np.argsort(ids)  # ties of top-k are ordered by id
+    step = transform(np.array(row.logprobs, np.float32)[order], case.sampling(seed=1))
+    return list(zip(ids[order][step.token_ids].tolist(), step.probs.tolist(), strict=True))
+
+
+async def _affordable_draws(
+    client: GenerationClient, cases: Sequence[PrefixCase], options: PrefixOptions
+) -> int:
+    """Measure how many texts a case the time allows."""
+    jobs = [
+        job
+        for number, case in enumerate(cases)
+        for job in _jobs(case, len(cases) + number, NUM_WARM_UP, options)
+    ]
+    began = time.perf_counter()
+    await client.generate_all(jobs, options.concurrency)
+    rate = len(jobs) / (time.perf_counter() - began)
+    return max(MIN_DRAWS, math.floor(rate * options.seconds / len(cases)))
+
+
+async def _draw(
+    client: GenerationClient,
+    jobs: Sequence[Job],
+    options: PrefixOptions,
+    progress: Progress,
+    case: PrefixCase,
+) -> list[Generated]:
+    done: list[Generated] = []
+
+    def take(_: Job, generated: Generated) -> None:
+        done.append(generated)
+        progress(case.name, len(done) / len(jobs))
+
+    await client.generate_each(jobs, options.concurrency, take)
+    return done
+
+
+def _jobs(case: PrefixCase, number: int, num_draws: int, options: PrefixOptions) -> list[Job]:
+    # The first token comes with the prompt; a whole round of K + 1 may follow before the last that
+    # is counted.
+    length = LENGTH + options.num_speculative_tokens
+    return [
+        Job(
+            f"prefix-{number}-{index}",
+            case.prompt_token_ids,
+            case.sampling(seed=(number << 32) + index),
+            length,
+            ignore_eos=True,
+        )
+        for index in range(num_draws)
+    ]
