@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from helpers.pair import DRAFT, make_request, running_pair
-from helpers.scripted import Proxy, proxy_to
+from helpers.proxy import Proxy, proxy_to
 from specserve.config import EngineConfig, SpeculativeMethod
 from specserve.gateway.blocks import unpack_origins, unpack_rounds
 from specserve.gateway.config import GatewayConfig

@@ -21,7 +21,8 @@ from helpers.pair import (
     port_of,
     running_pair,
 )
-from helpers.scripted import Script, proposal, proxy_to, scripted_draft
+from helpers.proxy import proxy_to
+from helpers.scripted import Script, proposal, scripted_draft
 from helpers.waiting import eventually
 from specserve.errors import CapacityExhausted, SpecServeError
 from specserve.rpc import status
@@ -124,11 +125,6 @@ def _too_many(call: draft_pb2.ProposeCall, number: int) -> draft_pb2.ProposeRepl
     return proposal([3] * count, [[3, 4]] * count)
 
 
-def _empty_every_other_step(call: draft_pb2.ProposeCall, number: int) -> draft_pb2.ProposeReply:
-    count = 0 if number % 2 else call.num_speculative_tokens
-    return proposal([3] * count, [[3, 4]] * count or None)
-
-
 def _error_on_open(call: draft_pb2.ProposeCall, number: int) -> draft_pb2.ProposeReply:
     return draft_pb2.ProposeReply(
         error=status.to_call_error(CapacityExhausted("KV blocks", 1, 0)), cached_length=1
@@ -148,10 +144,6 @@ def _boastful_length(call: draft_pb2.ProposeCall, number: int) -> draft_pb2.Prop
     return reply
 
 
-def _silence(call: draft_pb2.ProposeCall, number: int) -> None:
-    return None
-
-
 @pytest.mark.parametrize(
     ("script", "is_counted"),
     [
@@ -161,15 +153,16 @@ def _silence(call: draft_pb2.ProposeCall, number: int) -> None:
         pytest.param(_q_of_other_tokens, True, id="q of other tokens"),
         pytest.param(_q_without_weight, True, id="q without weight"),
         pytest.param(_too_many, True, id="more tokens than asked"),
-        pytest.param(_empty_every_other_step, False, id="empty every other step, B119"),
         pytest.param(_error_on_open, False, id="error on open, B149"),
         pytest.param(_unknown_error, False, id="an error of a newer build"),
         pytest.param(_boastful_length, False, id="more cached than there is"),
-        pytest.param(_silence, False, id="silence"),
     ],
 )
 async def test_garbage_from_a_draft_costs_no_token_B035(script: Script, is_counted: bool) -> None:
-    """Whatever a draft answers, all rules end with valid tokens, the exact ones where they are."""
+    """Whatever a draft answers, all rules end with valid tokens, the exact ones where they are.
+
+    Its answers that a script can name are in `contract/test_scripted_pair.py`.
+    """
     async with (
         scripted_draft(script) as (draft, address),
         running_pair(draft=None, draft_addresses=(address,), draft_timeout_s=0.05) as pair,

@@ -67,7 +67,9 @@ class TargetAttachment:
         link.sessions.add(state.session_id)
         pending = link.send(message, message.session.call_id, streaming=num_decode_steps > 1)
         now = self._clock()
-        self._call = TargetCall(plan, pending, proposal.draft_token_ids, now, now)
+        self._call = TargetCall(
+            plan, pending, proposal.draft_token_ids, now, now, append_only=append_only
+        )
 
     async def receive(self) -> Scored:
         """Wait for the next reply of the call in flight.
@@ -92,7 +94,8 @@ class TargetAttachment:
             self.forget_call()
             self._write_down(call, error=reply.error.error)
             raise status.from_call_error(reply.error, self._state.request_id, call.plan.keep_length)
-        scored = call.read(reply, self._clock())
+        vocab_size = self.link.model.vocab_size if self.link.model is not None else 0
+        scored = call.read(reply, self._clock(), vocab_size)
         call.timing = reply.timing
         if not reply.more_follows:
             self._write_down(call)

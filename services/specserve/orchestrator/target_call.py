@@ -9,12 +9,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specserve.errors import PeerUnavailable
+from specserve.errors import InvalidRequest, PeerUnavailable
 from specserve.orchestrator.request_state import CallPlan, RequestState
 from specserve.rpc import codec
 from specserve.rpc.pending import PendingCall
 from specserve.rpc.v1 import common_pb2, target_pb2
 from specserve.speculation.types import Proposal, TargetScores
+
+MAX_PROB = 1.0 + 1e-6
+"""Sums round: a probability may be this large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,8 @@ class TargetCall:
     """Of its last reply; None before the first."""
     is_written_down: bool = False
     """It is in the request's trace."""
+    append_only: bool = False
+    """No row is scored."""
 
     def is_repeat(self, reply: target_pb2.VerifyReply) -> bool:
         """Say whether a token of decode-ahead has been read before.
@@ -72,31 +77,55 @@ class TargetCall:
             )
         return reply.cached_length < due
 
-    def read(self, reply: target_pb2.VerifyReply, now: float) -> Scored:
+    def read(self, reply: target_pb2.VerifyReply, now: float, vocab_size: int) -> Scored:
         """Take in a reply without error.
 
+        Args:
+            vocab_size: of the replica; 0 where it did not say.
+
         Raises:
-            InvalidRequest: its arrays are none.
+            PeerUnavailable: it is no answer to this call; nothing of it was taken in.
         """
+        scores = self._scores(reply, vocab_size)
         opened_epoch = self.plan.epoch if self.plan.opens and self.cached_length is None else 0
         self.is_open = reply.more_follows
         self.num_replies += 1
-        replacement = codec.unpack_ids(reply.replacement_token_ids, "replacement_token_ids")
+        replacement = scores.replacement_token_ids
         self.cached_length = reply.cached_length
         self.held_token_ids = self.draft_token_ids or self.decoded_token_ids
         self.decoded_token_ids = (*self.decoded_token_ids, *replacement)
         # Of decode-ahead each reply waited since the one before it, not since the call.
         wait_s, self.sent_at = now - self.sent_at, now
         return Scored(
-            TargetScores(
-                codec.unpack_array(reply.target_probs, np.float64, "target_probs"), replacement
-            ),
+            scores,
             reply.logprobs if reply.HasField("logprobs") else None,
             reply.timing,
             reply.more_follows,
             wait_s,
             opened_epoch,
         )
+
+    def _scores(self, reply: target_pb2.VerifyReply, vocab_size: int) -> TargetScores:
+        """Check what a round is decided by: a wrong answer must cost the replica, never the law."""
+        try:
+            probs = codec.unpack_array(reply.target_probs, np.float64, "target_probs")
+            ids = codec.unpack_ids(reply.replacement_token_ids, "replacement_token_ids")
+        except InvalidRequest as error:
+            raise PeerUnavailable("target", f"its answer cannot be read: {error}") from error
+        num_drafted = len(self.draft_token_ids)
+        num_rows = 0 if self.append_only else num_drafted + 1
+        if len(probs) != num_drafted or len(ids) != num_rows:
+            raise PeerUnavailable(
+                "target",
+                f"it answered {len(probs)} probabilities and {len(ids)} tokens to {num_drafted} "
+                f"draft tokens and {num_rows} rows",
+            )
+        # A NaN fails the comparison too.
+        if not all(0.0 <= p <= MAX_PROB for p in probs.tolist()):
+            raise PeerUnavailable("target", f"it answered probabilities of {probs.tolist()}")
+        if vocab_size and any(token_id >= vocab_size for token_id in ids):
+            raise PeerUnavailable("target", f"it answered the token {max(ids)} of {vocab_size}")
+        return TargetScores(probs, ids)
 
 
 def pack_verify_call(

@@ -19,6 +19,7 @@ from specserve.tools.local import LocalPair, PairSpec
 from specserve.tools.models import resolve_pair
 from specserve.tools.prompts import Prompt, read_prompts, to_token_ids
 from specserve.tools.terminal import Progress, say, table
+from specserve.tools.verify.divergence import told_divergences
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +72,16 @@ async def run_speedup_suite(options: SpeedupOptions) -> dict[str, float]:
             wall_off += middle - began
             wall_on += time.perf_counter() - middle
             progress("prompts", (first + len(group)) / len(jobs))
-    progress.close()
-    return _report(prompts, on, off, wall_on, wall_off)
+        progress.close()
+        figures = _report(prompts, on, off, wall_on, wall_off)
+        if options.temperature == 0:
+            names = [prompt.prompt_id for prompt in prompts]
+            differences = await told_divergences(client, names, jobs, on, off)
+            say(f"texts that differ: {len(differences)} of {len(jobs)}")
+            for difference in differences:
+                say(f"  {difference}")
+            figures["speedup.divergences"] = float(len(differences))
+    return figures
 
 
 def _job(options: SpeedupOptions, index: int, tokens: tuple[int, ...]) -> Job:

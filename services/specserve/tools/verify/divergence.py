@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from specserve.speculation.randomness import exponential_noise
 from specserve.speculation.types import AcceptanceRule
-from specserve.tools.generation_client import Job, TopLogprobs
+from specserve.tools.generation_client import Generated, GenerationClient, Job
+
+NUM_LOGPROBS = 20
+"""The target's most likely tokens that a difference is judged by: as many as may be asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,7 @@ class Divergence:
     position: int
     """Output position of the first difference."""
     margin: float
-    """Score of the off-run's token minus the on-run's, by the off-run's target; inf if unknown."""
+    """Between the scores of the off-run's token and the on-run's, by the target; inf if unknown."""
     top_two_margin: float
     """Score of the best candidate minus the second best, there; inf if unknown."""
 
@@ -54,28 +57,70 @@ def first_difference(on: Sequence[int], off: Sequence[int]) -> int | None:
     return None if len(on) == len(off) else min(len(on), len(off))
 
 
+async def told_divergences(
+    client: GenerationClient,
+    names: Sequence[str],
+    jobs: Sequence[Job],
+    on: Sequence[Generated],
+    off: Sequence[Generated],
+) -> list[Divergence]:
+    """Account for every difference of two runs that carried no log-probabilities.
+
+    The target is asked for its candidates behind what the two have in common, without any draft.
+    """
+    found = []
+    for name, job, ours, theirs in zip(names, jobs, on, off, strict=True):
+        position = first_difference(ours.token_ids, theirs.token_ids)
+        if position is None:
+            continue
+        asked = replace(
+            job,
+            request_id=f"{job.request_id}-margin",
+            prompt_token_ids=(*job.prompt_token_ids, *theirs.token_ids[:position]),
+            sampling=replace(job.sampling, num_logprobs=NUM_LOGPROBS),
+            max_tokens=1,
+            num_speculative_tokens=0,
+            ignore_eos=True,
+        )
+        told = candidates_at(await client.generate(asked), 0)
+        found.append(divergence(name, job, position, ours.token_ids, theirs.token_ids, told))
+    return found
+
+
+def candidates_at(generated: Generated, position: int) -> dict[int, float]:
+    """Return the target's candidates at a position and their log-probabilities.
+
+    Empty where the text has ended or was not asked for any.
+    """
+    if position >= len(generated.logprobs):
+        return {}
+    row = generated.logprobs[position]
+    emitted = {generated.token_ids[position]: row.logprob}
+    return emitted | dict(zip(row.token_ids, row.logprobs, strict=True))
+
+
 def divergence(
     prompt_id: str,
     job: Job,
     position: int,
     on: Sequence[int],
     off: Sequence[int],
-    row: TopLogprobs | None,
+    candidates: dict[int, float],
 ) -> Divergence:
     """Account for a difference.
 
     Args:
         job: of the on-run; its rule, key and temperature score the candidates.
-        row: the target's own candidates at that position, by the off-run; None if it was not asked.
+        candidates: the target's own at that position, by the off-run; empty if they are not known.
     """
-    if row is None or position >= min(len(on), len(off)):
+    if not candidates or position >= min(len(on), len(off)):
         return Divergence(prompt_id, position, math.inf, math.inf)
     theirs, ours = off[position], on[position]
-    logprobs = {theirs: row.logprob} | dict(zip(row.token_ids, row.logprobs, strict=True))
-    scores = _scores(job, position, logprobs)
+    scores = _scores(job, position, candidates)
     best = sorted(scores.values(), reverse=True)
     top_two = best[0] - best[1] if len(best) > 1 else math.inf
-    margin = abs(scores[theirs] - scores[ours]) if ours in scores else math.inf
+    are_known = theirs in scores and ours in scores
+    margin = abs(scores[theirs] - scores[ours]) if are_known else math.inf
     return Divergence(prompt_id, position, margin, top_two)
 
 

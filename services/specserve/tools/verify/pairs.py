@@ -125,6 +125,8 @@ def _spec(
         draft=speculative.model,
         speculative_config=speculative.model_dump_json(exclude_none=True),
         num_gateways=0,
+        # Short texts end before a draft has read the prompt, and prove nothing then.
+        orchestrator_flags=("--draft-timeout-s=5", "--draft-catch-up-timeout-s=5"),
         engine_flags=(
             "--dtype",
             options.dtype,

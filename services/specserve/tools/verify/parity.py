@@ -14,12 +14,16 @@ from dataclasses import dataclass, replace
 from specserve.speculation.types import AcceptanceRule, SamplingParams
 from specserve.tools.generation_client import Generated, GenerationClient, Job
 from specserve.tools.terminal import Progress, table
-from specserve.tools.verify.divergence import Divergence, divergence, first_difference
+from specserve.tools.verify.divergence import (
+    NUM_LOGPROBS,
+    Divergence,
+    candidates_at,
+    divergence,
+    first_difference,
+)
 
 TIE_MARGIN = {"float32": 1e-4, "bfloat16": 0.25}
 """Largest gap (in log-probability, after temperature and noise) that counts as a near-tie."""
-
-NUM_LOGPROBS = 20
 
 SEED = 20240917
 
@@ -190,9 +194,9 @@ def _compare(
     for name, job, ours, theirs in zip(names, jobs, on, off, strict=True):
         position = first_difference(ours.token_ids, theirs.token_ids)
         if position is not None:
-            row = theirs.logprobs[position] if position < len(theirs.logprobs) else None
+            told = candidates_at(theirs, position)
             divergences.append(
-                divergence(name, job, position, ours.token_ids, theirs.token_ids, row)
+                divergence(name, job, position, ours.token_ids, theirs.token_ids, told)
             )
     return ModeReport(
         mode.name,

@@ -113,8 +113,8 @@ def toy_pair() -> PairSpec:
         speculative_config=(
             f'{{"num_speculative_tokens": {NUM_SPECULATIVE_TOKENS}, "cascade_min_match_length": 2}}'
         ),
-        # A busy machine must not turn every other round into one without a draft.
-        orchestrator_flags=("--draft-timeout-s=5",),
+        # A busy machine must not turn rounds into ones without a draft.
+        orchestrator_flags=("--draft-timeout-s=5", "--draft-catch-up-timeout-s=5"),
     )
 
 
