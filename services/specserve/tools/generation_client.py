@@ -20,6 +20,7 @@ from specserve.errors import PeerUnavailable
 from specserve.rpc import codec
 from specserve.rpc.channel import open_channel
 from specserve.rpc.status import from_rpc_error
+from specserve.rpc.tls import MutualTls
 from specserve.rpc.v1 import generation_pb2, generation_pb2_grpc
 from specserve.speculation.types import SamplingParams
 
@@ -76,11 +77,13 @@ class Generated:
 class GenerationClient:
     """A connection to one orchestrator; an async context manager."""
 
-    def __init__(self, address: str, *, for_verification: bool = False) -> None:
+    def __init__(
+        self, address: str, *, for_verification: bool = False, tls: MutualTls | None = None
+    ) -> None:
         """Open a connection; `for_verification` also speculates where a record is still wanted."""
         self._address = address
         self._for_verification = for_verification
-        self._channel = open_channel(address)
+        self._channel = open_channel(address, tls)
         self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
 
     async def __aenter__(self) -> Self:

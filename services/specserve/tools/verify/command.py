@@ -13,10 +13,11 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specserve.config import SpeculativeConfig
+from specserve.config import SpeculativeConfig, TlsSettings
 from specserve.config_parsing import SUPPORTED_METHODS, build, check_speculative
 from specserve.errors import ConfigurationError
 from specserve.rpc.verified_records import folder_of
+from specserve.tools.flags import add_model_flags, as_flag, config_from_flags, given_values
 from specserve.tools.models import CACHE_HELP
 from specserve.tools.process import SPECULATIVE_HELP, speculative_from
 from specserve.tools.terminal import Progress, say
@@ -84,6 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--num-sequences", type=int, default=500, metavar="N", help="distribution: short texts"
     )
     group.add_argument("--concurrency", type=int, default=24, metavar="N", help="requests at once")
+    add_model_flags(parser, TlsSettings, "gRPC to --orchestrator-address")
     output = parser.add_argument_group("output")
     output.add_argument("--json", metavar="FILE", help="also write the report as JSON")
     output.add_argument(
@@ -113,12 +115,17 @@ def _check(args: argparse.Namespace) -> None:
         )
     if args.seconds <= 0 or args.concurrency < 1 or args.max_tokens < 2:
         raise ConfigurationError("--seconds, --concurrency and --max-tokens must be positive")
-    if args.orchestrator_address is not None:
+    if args.orchestrator_address is None:
+        for name in given_values(args, TlsSettings):
+            raise ConfigurationError(
+                f"{as_flag(name)}: goes with --orchestrator-address; a pair that is started here "
+                "speaks clear text"
+            )
+    else:
         for name in ("target", "draft", "speculative_config", "method", "num_speculative_tokens"):
             if getattr(args, name) is not None:
-                flag = "--" + name.replace("_", "-")
                 raise ConfigurationError(
-                    f"{flag}: the pair at --orchestrator-address runs already; leave it out"
+                    f"{as_flag(name)}: what runs at --orchestrator-address has its own"
                 )
 
 
@@ -225,6 +232,7 @@ def _pair_options(args: argparse.Namespace) -> PairOptions:
         num_prompts=args.num_prompts,
         max_tokens=args.max_tokens,
         cache_dir=args.cache_dir,
+        tls=config_from_flags(args, TlsSettings),
     )
 
 

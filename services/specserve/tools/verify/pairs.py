@@ -11,15 +11,17 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from specserve.config import EngineConfig, SpeculativeConfig
+from specserve.config import EngineConfig, SpeculativeConfig, TlsSettings
 from specserve.errors import ConfigurationError
 from specserve.model.token_table import TokenTable
+from specserve.rpc.tls import MutualTls
 from specserve.rpc.v1.generation_pb2 import GetPairResponse
 from specserve.tools.generation_client import GenerationClient
 from specserve.tools.local import LocalPair, PairSpec
 from specserve.tools.models import resolve_pair
 from specserve.tools.prompts import Prompt, read_prompts, to_token_ids
 
+CLEAR_TEXT = TlsSettings()
 BLOCK_SIZE = 16
 """Tokens of a KV block."""
 
@@ -38,6 +40,8 @@ class PairOptions:
     num_prompts: int | None
     max_tokens: int
     cache_dir: str | None
+    tls: TlsSettings = CLEAR_TEXT
+    """How the orchestrator is dialled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,8 @@ async def reached(options: PairOptions) -> AsyncIterator[VerifiedPair]:
     """Reach the pair; one that was started here ends with the block."""
     prompts = read_prompts(options.prompts, options.num_prompts)
     if options.address is not None:
-        async with GenerationClient(options.address, for_verification=True) as client:
+        tls = MutualTls.of(options.tls)
+        async with GenerationClient(options.address, for_verification=True, tls=tls) as client:
             pair = await client.wait_ready(include_token_table=True)
             table = TokenTable.from_bytes(pair.target.token_table)
             ids = [greedy_token_ids(table, prompt.text) for prompt in prompts]
