@@ -39,6 +39,7 @@ async def test_the_embedded_pair_says_the_same_with_speculation_on_and_off(
         dtype = "bfloat16" if is_compiled() else "float32"
     named = os.environ.get("SPECSERVE_BENCH_PROMPTS")
     options = PairOptions(
+        url=None,
         address=None,
         target=None,
         speculative=SpeculativeConfig(method=method),

@@ -5,20 +5,31 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from helpers.pair import is_ready, make_request, running_pair
+from integration.test_sampling_options import served
 from specserve.errors import ConfigurationError
+from specserve.model.environment import code_versions
+from specserve.model.toy import ToySpec
+from specserve.model.toy_tokenizer import ToyTokenizer
 from specserve.orchestrator import verified_gate
 from specserve.rpc.v1.generation_pb2 import GetPairRequest
 from specserve.rpc.verified_records import read_all
-from specserve.speculation.types import AcceptanceRule
+from specserve.speculation.types import AcceptanceRule, SamplingParams
 from specserve.tools.flags import Parser
-from specserve.tools.verify import command, distribution
-from specserve.tools.verify.distribution import DistributionOptions, DistributionReport
-from specserve.tools.verify.toy_cases import CASES
+from specserve.tools.generation_client import Generated, GenerationClient, Job
+from specserve.tools.terminal import Progress
+from specserve.tools.verify import command, prefixes
+from specserve.tools.verify.distribution import DistributionReport
+from specserve.tools.verify.gateway_client import GatewayClient
+from specserve.tools.verify.parity import MODES, TIE_MARGIN, ParityReport, compare_modes
+from specserve.tools.verify.prefixes import PrefixOptions, run_prefix_suite
+
+WIDE_TARGET = "toy:vocab_size=256,seed=7,eos_bias=-1000"
 
 
 def flags(*words: str) -> argparse.Namespace:
@@ -36,6 +47,8 @@ def flags(*words: str) -> argparse.Namespace:
         (("--orchestrator-address", "127.0.0.1:1", "--draft", "x"), "--draft"),
         (("--orchestrator-address", "127.0.0.1:1", "--method", "suffix"), "--method"),
         (("--tls-dir", "x"), "--tls-dir"),
+        (("--url", "http://x", "--draft", "x"), "--draft"),
+        (("--url", "http://x", "--orchestrator-address", "127.0.0.1:1"), "--url"),
     ],
 )
 def test_flags_that_contradict_one_another_are_refused(
@@ -52,16 +65,16 @@ async def test_a_running_pair_earns_its_record_in_place(
 ) -> None:
     """Target-only before, speculating after, without a restart; the report holds all parts.
 
-    The enumerable pair is drawn from as little as one case a rule: it has tests of its own.
+    The enumerable pair, which has tests of its own and starts processes, is taken as read.
     """
     monkeypatch.setattr(verified_gate, "RECHECK_S", 0.0)
-    few = tuple(case for case in CASES if case.name in ("standard K=3", "coupled K=3"))
-    whole = distribution.run_distribution_suite
 
-    async def small(_: DistributionOptions) -> DistributionReport:
-        return await whole(DistributionOptions(num_sequences=100, share=0.003, cases=few))
+    async def held(_: argparse.Namespace) -> DistributionReport:
+        return DistributionReport("", (), code_versions())
 
-    monkeypatch.setattr(distribution, "run_distribution_suite", small)
+    monkeypatch.setattr(command, "_distribution", held)
+    monkeypatch.setattr(prefixes, "MIN_DRAWS", 50)
+    monkeypatch.setattr(prefixes, "NUM_WARM_UP", 8)
     report = tmp_path / "report.json"
     folder = tmp_path / "verified"
     folder.mkdir()
@@ -75,7 +88,7 @@ async def test_a_running_pair_earns_its_record_in_place(
         request = make_request(max_tokens=24)
         before = await pair.generate(request)
         words = ("--orchestrator-address", pair.orchestrator.address, "--verified-dir", str(folder))
-        args = flags(*words, "--json", str(report), "--seconds", "1", "--num-prompts", "1")
+        args = flags(*words, "--json", str(report), "--seconds", "0.1", "--num-prompts", "1")
 
         assert await asyncio.to_thread(command.run, args) == 0
 
@@ -99,5 +112,74 @@ async def test_a_running_pair_earns_its_record_in_place(
     assert told["passed"] is True
     assert told["rules"] == {rule.value: True for rule in AcceptanceRule}
     out = capsys.readouterr().out
-    assert out.count("declared before the run") == 2
+    assert "declared before the run" in out
     assert out.rstrip().endswith("PASSED")
+
+
+@pytest.mark.slow
+async def test_a_gateway_is_asked_what_its_orchestrator_would_be() -> None:
+    """The same texts and the same candidates; parity and prefixes hold over HTTP too."""
+    async with (
+        running_pair(WIDE_TARGET, f"{WIDE_TARGET},noise=0.7", k=3) as pair,
+        served(pair, ToyTokenizer(ToySpec.parse(WIDE_TARGET))) as http,
+        GenerationClient(pair.orchestrator.address) as direct,
+    ):
+        gateway = GatewayClient(http)
+        assert (await gateway.ready())["num_speculative_tokens"] == 3
+        prompt = await gateway.token_ids("hello")
+        for rule in (AcceptanceRule.GREEDY, AcceptanceRule.COUPLED):
+            sampling = SamplingParams(
+                rule, 7, 0, temperature=float(rule is AcceptanceRule.COUPLED), top_k=5
+            )
+            job = Job(f"both-{rule}", prompt, sampling, 16, ignore_eos=True)
+            ours, theirs = await gateway.generate(job), await direct.generate(job)
+            assert ours.token_ids == theirs.token_ids
+        told = await gateway.candidates(prompt, "told")
+        for token_id, logprob in (await direct.candidates(prompt, "direct")).items():
+            assert told[token_id] == pytest.approx(logprob, abs=1e-5)
+
+        progress = Progress()
+        modes = await compare_modes(
+            gateway, [("hello", prompt)], max_tokens=24, concurrency=4, progress=progress
+        )
+        law = await run_prefix_suite(
+            gateway, [("hello", prompt)], PrefixOptions(1.0, 16, 3, num_draws=100), progress
+        )
+    assert not any(mode.divergences for mode in modes)
+    assert law.passed, law.table()
+    assert all(report.num_draft_tokens > 0 for report in law.reports)
+
+
+@pytest.mark.slow
+async def test_a_difference_over_http_is_accounted_for_by_the_target(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A gateway whose texts part when speculation is on: each difference carries its margin."""
+    async with (
+        running_pair(WIDE_TARGET, draft=None, speculative={"method": "ngram"}) as pair,
+        served(pair, ToyTokenizer(ToySpec.parse(WIDE_TARGET))) as http,
+    ):
+        gateway = GatewayClient(http)
+        prompt = await gateway.token_ids("hello")
+        plain = gateway.generate
+
+        async def other_third_token(job: Job) -> Generated:
+            done = await plain(job)
+            if job.num_speculative_tokens == 0:
+                return done
+            first, second, third, *rest = done.token_ids
+            return replace(done, token_ids=(first, second, (third + 1) % 256, *rest))
+
+        monkeypatch.setattr(gateway, "generate", other_third_token)
+        (report,) = await compare_modes(
+            gateway,
+            [("hello", prompt)],
+            max_tokens=8,
+            concurrency=1,
+            progress=Progress(),
+            modes=MODES[:1],
+        )
+    (difference,) = report.divergences
+    assert difference.position == 2
+    assert difference.margin > TIE_MARGIN["float32"]
+    assert not ParityReport("float32", "ngram", (report,)).passed

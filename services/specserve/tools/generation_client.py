@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -22,9 +23,12 @@ from specserve.rpc.channel import open_channel
 from specserve.rpc.status import from_rpc_error
 from specserve.rpc.tls import MutualTls
 from specserve.rpc.v1 import generation_pb2, generation_pb2_grpc
-from specserve.speculation.types import SamplingParams
+from specserve.speculation.types import AcceptanceRule, SamplingParams
 
 READY_POLL_S = 0.05
+
+MAX_LOGPROBS = 20
+"""Most likely tokens that may be asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +72,76 @@ class Generated:
     origins: tuple[str, ...]
     """Where each token came from: accepted, recovered, bonus or plain."""
 
+    def candidates_at(self, position: int) -> dict[int, float]:
+        """Return the target's candidates at an output position and their log-probabilities.
+
+        Empty where the text has ended or was not asked for any.
+        """
+        if position >= len(self.logprobs):
+            return {}
+        row = self.logprobs[position]
+        emitted = {self.token_ids[position]: row.logprob}
+        return emitted | dict(zip(row.token_ids, row.logprobs, strict=True))
+
     @property
     def num_rounds(self) -> int:
         """Rounds, with and without draft tokens."""
         return self.record.num_spec_steps + self.record.num_plain_steps
 
 
-class GenerationClient:
+class TextClient(ABC):
+    """Whoever decodes choices and tells what the target thinks of a next token."""
+
+    @abstractmethod
+    async def generate(self, job: Job) -> Generated:
+        """Decode one choice.
+
+        Raises:
+            SpecServeError: the request was refused or could not go on.
+        """
+
+    @abstractmethod
+    async def candidates(self, token_ids: Sequence[int], request_id: str) -> dict[int, float]:
+        """Ask the target, without any draft, what may come after a text.
+
+        Returns:
+            Log-probabilities of at least the MAX_LOGPROBS most likely tokens.
+        """
+
+    async def generate_each(
+        self, jobs: Sequence[Job], concurrency: int, take: Callable[[Job, Generated], None]
+    ) -> None:
+        """Decode many choices, `concurrency` at a time; `take` is given each as it is done.
+
+        Raises:
+            SpecServeError: the first that a choice failed with; the others are given up.
+        """
+        waiting = iter(jobs)
+
+        async def work() -> None:
+            for job in waiting:
+                take(job, await self.generate(job))
+
+        tasks = [asyncio.create_task(work()) for _ in range(min(concurrency, len(jobs)))]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def generate_all(self, jobs: Sequence[Job], concurrency: int) -> list[Generated]:
+        """Decode many choices, `concurrency` at a time, answers in the order of the jobs."""
+        slots = asyncio.Semaphore(concurrency)
+
+        async def one(job: Job) -> Generated:
+            async with slots:
+                return await self.generate(job)
+
+        return list(await asyncio.gather(*(one(job) for job in jobs)))
+
+
+class GenerationClient(TextClient):
     """A connection to one orchestrator; an async context manager."""
 
     def __init__(
@@ -181,37 +248,20 @@ class GenerationClient:
             tuple(origins),
         )
 
-    async def generate_each(
-        self, jobs: Sequence[Job], concurrency: int, take: Callable[[Job, Generated], None]
-    ) -> None:
-        """Decode many choices, `concurrency` at a time; `take` is given each as it is done.
-
-        Raises:
-            SpecServeError: the first that a choice failed with; the others are given up.
-        """
-        waiting = iter(jobs)
-
-        async def work() -> None:
-            for job in waiting:
-                take(job, await self.generate(job))
-
-        tasks = [asyncio.create_task(work()) for _ in range(min(concurrency, len(jobs)))]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def generate_all(self, jobs: Sequence[Job], concurrency: int) -> list[Generated]:
-        """Decode many choices, `concurrency` at a time, answers in the order of the jobs."""
-        slots = asyncio.Semaphore(concurrency)
-
-        async def one(job: Job) -> Generated:
-            async with slots:
-                return await self.generate(job)
-
-        return list(await asyncio.gather(*(one(job) for job in jobs)))
+    async def candidates(self, token_ids: Sequence[int], request_id: str) -> dict[int, float]:
+        """Ask the target, without any draft, what may come after a text."""
+        sampling = SamplingParams(
+            AcceptanceRule.GREEDY, 0, 0, temperature=0.0, num_logprobs=MAX_LOGPROBS
+        )
+        job = Job(
+            request_id,
+            tuple(token_ids),
+            sampling,
+            max_tokens=1,
+            num_speculative_tokens=0,
+            ignore_eos=True,
+        )
+        return (await self.generate(job)).candidates_at(0)
 
 
 def _origin_name(origin: generation_pb2.TokenOrigin) -> str:

@@ -51,6 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     pair.add_argument(
         "--orchestrator-address", metavar="HOST:PORT", help="verify the pair that runs there"
     )
+    pair.add_argument(
+        "--url",
+        metavar="URL",
+        help="verify the pair behind this gateway; keeps no record, for a gateway tells no weights",
+    )
     pair.add_argument("--target", metavar="MODEL", help="start this target; default: embedded")
     pair.add_argument("--draft", metavar="MODEL", help="start this draft; default: embedded")
     pair.add_argument("--speculative-config", metavar="JSON", help=SPECULATIVE_HELP)
@@ -121,12 +126,13 @@ def _check(args: argparse.Namespace) -> None:
                 f"{as_flag(name)}: goes with --orchestrator-address; a pair that is started here "
                 "speaks clear text"
             )
-    else:
+    if args.orchestrator_address is not None and args.url is not None:
+        raise ConfigurationError("--url: the pair is named by --orchestrator-address; leave it out")
+    running = "--orchestrator-address" if args.url is None else "--url"
+    if args.orchestrator_address is not None or args.url is not None:
         for name in ("target", "draft", "speculative_config", "method", "num_speculative_tokens"):
             if getattr(args, name) is not None:
-                raise ConfigurationError(
-                    f"{as_flag(name)}: what runs at --orchestrator-address has its own"
-                )
+                raise ConfigurationError(f"{as_flag(name)}: what runs at {running} has its own")
 
 
 async def _run(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
@@ -151,7 +157,9 @@ def _conclude(outcome: Verification, args: argparse.Namespace) -> tuple[dict[str
 
     say(outcome.table())
     passed = all(outcome.passed(rule) for rule in AcceptanceRule)
-    if other := outcome.other_versions():
+    if args.url is not None:
+        say("no record: a gateway does not tell what its pair is; --orchestrator-address does")
+    elif other := outcome.other_versions():
         say(
             "no record: the enumerable pair, started here, and the pair that was verified do not "
             f"run the same code: {', '.join(other)}"
@@ -216,14 +224,19 @@ async def _distribution(args: argparse.Namespace) -> DistributionReport:
 
 def _about(pair: VerifiedPair) -> str:
     target, draft = pair.pair.target, pair.pair.draft
-    text = f"target {target.model_id}, {target.dtype} on {target.hardware} ({target.backend})"
+    text = f"target {target.model_id}"
+    if target.hardware:
+        text += f", {target.dtype} on {target.hardware} ({target.backend})"
     if pair.pair.HasField("draft"):
-        text += f"; draft {draft.model_id}, {draft.dtype} ({draft.backend})"
+        text += f"; draft {draft.model_id}"
+        if draft.backend:
+            text += f", {draft.dtype} ({draft.backend})"
     return text
 
 
 def _pair_options(args: argparse.Namespace) -> PairOptions:
     return PairOptions(
+        url=args.url,
         address=args.orchestrator_address,
         target=args.target,
         speculative=_speculative(args),

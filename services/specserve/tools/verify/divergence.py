@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from specserve.speculation.randomness import exponential_noise
 from specserve.speculation.types import AcceptanceRule
-from specserve.tools.generation_client import Generated, GenerationClient, Job
-
-NUM_LOGPROBS = 20
-"""The target's most likely tokens that a difference is judged by: as many as may be asked for."""
+from specserve.tools.generation_client import Generated, Job, TextClient
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +55,7 @@ def first_difference(on: Sequence[int], off: Sequence[int]) -> int | None:
 
 
 async def told_divergences(
-    client: GenerationClient,
+    client: TextClient,
     names: Sequence[str],
     jobs: Sequence[Job],
     on: Sequence[Generated],
@@ -73,30 +70,10 @@ async def told_divergences(
         position = first_difference(ours.token_ids, theirs.token_ids)
         if position is None:
             continue
-        asked = replace(
-            job,
-            request_id=f"{job.request_id}-margin",
-            prompt_token_ids=(*job.prompt_token_ids, *theirs.token_ids[:position]),
-            sampling=replace(job.sampling, num_logprobs=NUM_LOGPROBS),
-            max_tokens=1,
-            num_speculative_tokens=0,
-            ignore_eos=True,
-        )
-        told = candidates_at(await client.generate(asked), 0)
+        common = (*job.prompt_token_ids, *theirs.token_ids[:position])
+        told = await client.candidates(common, f"{job.request_id}-margin")
         found.append(divergence(name, job, position, ours.token_ids, theirs.token_ids, told))
     return found
-
-
-def candidates_at(generated: Generated, position: int) -> dict[int, float]:
-    """Return the target's candidates at a position and their log-probabilities.
-
-    Empty where the text has ended or was not asked for any.
-    """
-    if position >= len(generated.logprobs):
-        return {}
-    row = generated.logprobs[position]
-    emitted = {generated.token_ids[position]: row.logprob}
-    return emitted | dict(zip(row.token_ids, row.logprobs, strict=True))
 
 
 def divergence(

@@ -10,16 +10,18 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from specserve.config import EngineConfig, SpeculativeConfig, TlsSettings
 from specserve.errors import ConfigurationError
 from specserve.model.token_table import TokenTable
 from specserve.rpc.tls import MutualTls
 from specserve.rpc.v1.generation_pb2 import GetPairResponse
-from specserve.tools.generation_client import GenerationClient
+from specserve.tools.generation_client import GenerationClient, TextClient
 from specserve.tools.local import LocalPair, PairSpec
 from specserve.tools.models import resolve_pair
 from specserve.tools.prompts import Prompt, read_prompts, to_token_ids
+from specserve.tools.verify.gateway_client import GatewayClient, open_gateway
 
 CLEAR_TEXT = TlsSettings()
 BLOCK_SIZE = 16
@@ -30,8 +32,11 @@ BLOCK_SIZE = 16
 class PairOptions:
     """Which pair, and what it is asked."""
 
+    url: str | None
+    """Of a gateway that runs."""
     address: str | None
-    """host:port of an orchestrator that runs; None starts a pair of the models below."""
+    """host:port of an orchestrator that runs. Without one, and without a URL, a pair of the models
+    below is started."""
     target: str | None
     speculative: SpeculativeConfig | None
     """None with a target of None: what `specserve serve` serves without flags."""
@@ -48,8 +53,9 @@ class PairOptions:
 class VerifiedPair:
     """A pair that answers."""
 
-    client: GenerationClient
+    client: TextClient
     pair: GetPairResponse
+    """Empty but for K, names and the number type where only a gateway was asked."""
     prompts: tuple[tuple[str, tuple[int, ...]], ...]
     """(name, token ids)."""
 
@@ -58,6 +64,13 @@ class VerifiedPair:
 async def reached(options: PairOptions) -> AsyncIterator[VerifiedPair]:
     """Reach the pair; one that was started here ends with the block."""
     prompts = read_prompts(options.prompts, options.num_prompts)
+    if options.url is not None:
+        async with open_gateway(options.url) as http:
+            gateway = GatewayClient(http)
+            told = _told_by(await gateway.ready(), options)
+            ids = [await gateway.token_ids(prompt.text) for prompt in prompts]
+            yield VerifiedPair(gateway, told, _named(prompts, ids))
+        return
     if options.address is not None:
         tls = MutualTls.of(options.tls)
         async with GenerationClient(options.address, for_verification=True, tls=tls) as client:
@@ -70,6 +83,17 @@ async def reached(options: PairOptions) -> AsyncIterator[VerifiedPair]:
     async with LocalPair(spec) as local, GenerationClient(local.orchestrators[0].address) as client:
         pair = await client.wait_ready()
         yield VerifiedPair(client, pair, _named(prompts, ids))
+
+
+def _told_by(state: dict[str, Any], options: PairOptions) -> GetPairResponse:
+    """Read what a gateway says of its pair; it tells neither weights nor versions."""
+    pair = GetPairResponse(num_speculative_tokens=int(state.get("num_speculative_tokens") or 0))
+    pair.target.model_id = str(state.get("target"))
+    # Near-ties are judged by the number type, which only whoever deployed the target knows.
+    pair.target.dtype = "bfloat16" if options.dtype == "auto" else options.dtype
+    if state.get("draft"):
+        pair.draft.model_id = str(state["draft"])
+    return pair
 
 
 def greedy_token_ids(table: TokenTable, text: str) -> tuple[int, ...]:

@@ -12,14 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from specserve.speculation.types import AcceptanceRule, SamplingParams
-from specserve.tools.generation_client import Generated, GenerationClient, Job
+from specserve.tools.generation_client import MAX_LOGPROBS, Generated, Job, TextClient
 from specserve.tools.terminal import Progress, table
 from specserve.tools.verify.divergence import (
-    NUM_LOGPROBS,
     Divergence,
-    candidates_at,
     divergence,
     first_difference,
+    told_divergences,
 )
 
 TIE_MARGIN = {"float32": 1e-4, "bfloat16": 0.25}
@@ -138,7 +137,7 @@ class ParityReport:
 
 
 async def compare_modes(
-    client: GenerationClient,
+    client: TextClient,
     prompts: Sequence[tuple[str, tuple[int, ...]]],
     *,
     max_tokens: int,
@@ -159,7 +158,11 @@ async def compare_modes(
         progress(f"{mode.name}: on", 0.5)
         on = await client.generate_all(jobs, concurrency)
         progress(f"{mode.name}: on", 1.0)
-        reports.append(_compare(mode, [name for name, _ in prompts], jobs, on, off))
+        names = [name for name, _ in prompts]
+        divergences = _accounted_for(names, jobs, on, off)
+        if divergences is None:
+            divergences = await told_divergences(client, names, jobs, on, off)
+        reports.append(_report(mode, on, off, divergences))
     return tuple(reports)
 
 
@@ -179,29 +182,36 @@ def _switched_off(job: Job) -> Job:
         request_id=job.request_id.removesuffix("on") + "off",
         num_speculative_tokens=0,
         # The off-run judges every difference, so it carries the target's own candidates.
-        sampling=replace(job.sampling, num_logprobs=NUM_LOGPROBS),
+        sampling=replace(job.sampling, num_logprobs=MAX_LOGPROBS),
     )
 
 
-def _compare(
-    mode: Mode,
-    names: Sequence[str],
-    jobs: Sequence[Job],
-    on: Sequence[Generated],
-    off: Sequence[Generated],
-) -> ModeReport:
+def _accounted_for(
+    names: Sequence[str], jobs: Sequence[Job], on: Sequence[Generated], off: Sequence[Generated]
+) -> list[Divergence] | None:
+    """Judge every difference by the off-run itself; None where that carried no candidates."""
     divergences = []
     for name, job, ours, theirs in zip(names, jobs, on, off, strict=True):
         position = first_difference(ours.token_ids, theirs.token_ids)
-        if position is not None:
-            told = candidates_at(theirs, position)
-            divergences.append(
-                divergence(name, job, position, ours.token_ids, theirs.token_ids, told)
-            )
+        if position is None:
+            continue
+        if not theirs.logprobs:
+            return None
+        told = theirs.candidates_at(position)
+        divergences.append(divergence(name, job, position, ours.token_ids, theirs.token_ids, told))
+    return divergences
+
+
+def _report(
+    mode: Mode,
+    on: Sequence[Generated],
+    off: Sequence[Generated],
+    divergences: Sequence[Divergence],
+) -> ModeReport:
     return ModeReport(
         mode.name,
         mode.rule,
-        len(jobs),
+        len(on),
         sum(len(g.token_ids) for g in off),
         sum(g.record.num_draft_tokens for g in on),
         sum(g.record.num_draft_tokens for g in off),

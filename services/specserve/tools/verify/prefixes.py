@@ -8,6 +8,7 @@ that is measured, and declared, before anything that counts is drawn. Knows requ
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections import Counter
@@ -18,7 +19,7 @@ import numpy as np
 
 from specserve.speculation.transforms import transform
 from specserve.speculation.types import AcceptanceRule, SamplingParams
-from specserve.tools.generation_client import Generated, GenerationClient, Job
+from specserve.tools.generation_client import Generated, Job, TextClient
 from specserve.tools.terminal import Progress, say, table
 from specserve.tools.verify.chi_square import smallest_bias
 from specserve.tools.verify.short_texts import Law, ShortReport, judge
@@ -28,7 +29,6 @@ LENGTH = 3
 """Tokens that are counted; more are decoded, so that these are decided in whole rounds."""
 
 LENGTHS = (1, 2, LENGTH)
-TOP_LOGPROBS = 20
 FALSE_ALARM = 1e-4
 """Odds that this part fails although nothing is wrong, shared out over its tests."""
 
@@ -66,11 +66,9 @@ class PrefixCase:
         """What tables call it."""
         return f"{self.rule}, {self.prompt_id}"
 
-    def sampling(self, seed: int, num_logprobs: int = -1) -> SamplingParams:
+    def sampling(self, seed: int) -> SamplingParams:
         """Return the parameters of one request."""
-        return SamplingParams(
-            self.rule, seed, 0, temperature=1.0, top_k=TOP_K, num_logprobs=num_logprobs
-        )
+        return SamplingParams(self.rule, seed, 0, temperature=1.0, top_k=TOP_K)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +160,7 @@ class PrefixesReport:
 
 
 async def run_prefix_suite(
-    client: GenerationClient,
+    client: TextClient,
     prompts: Sequence[tuple[str, tuple[int, ...]]],
     options: PrefixOptions,
     progress: Progress,
@@ -203,42 +201,37 @@ def declaration(num_draws: int, num_cases: int, threshold: float) -> str:
     )
 
 
-async def told_law(client: GenerationClient, case: PrefixCase, concurrency: int) -> Law:
+async def told_law(client: TextClient, case: PrefixCase, concurrency: int) -> Law:
     """Ask the target, without any draft, for the law of the first LENGTH tokens."""
+    slots = asyncio.Semaphore(concurrency)
+
+    async def step(prefix: tuple[int, ...]) -> list[tuple[int, float]]:
+        async with slots:
+            name = f"law-{case.name}-{'-'.join(map(str, prefix))}"
+            told = await client.candidates((*case.prompt_token_ids, *prefix), name)
+        return _most_likely(case, told)
+
     law: Law = {(): 1.0}
     for _ in range(LENGTH):
-        jobs = [
-            Job(
-                f"law-{case.name}-{'-'.join(map(str, prefix))}",
-                (*case.prompt_token_ids, *prefix),
-                case.sampling(seed=1, num_logprobs=TOP_LOGPROBS),
-                max_tokens=1,
-                num_speculative_tokens=0,
-                ignore_eos=True,
-            )
-            for prefix in law
-        ]
-        longer: Law = {}
-        for (prefix, weight), done in zip(
-            law.items(), await client.generate_all(jobs, concurrency), strict=True
-        ):
-            for token_id, p in _step(case, done):
-                longer[(*prefix, token_id)] = weight * p
-        law = longer
+        steps = await asyncio.gather(*map(step, law))
+        law = {
+            (*prefix, token_id): weight * p
+            for (prefix, weight), likely in zip(law.items(), steps, strict=True)
+            for token_id, p in likely
+        }
     return law
 
 
-def _step(case: PrefixCase, done: Generated) -> list[tuple[int, float]]:
+def _most_likely(case: PrefixCase, told: dict[int, float]) -> list[tuple[int, float]]:
     """Return the tokens that may come next, and their probabilities."""
-    row = done.logprobs[0]
-    ids = np.array(row.token_ids)
-    order = np.argsort(ids)  # ties of top-k are ordered by id
-    step = transform(np.array(row.logprobs, np.float32)[order], case.sampling(seed=1))
-    return list(zip(ids[order][step.token_ids].tolist(), step.probs.tolist(), strict=True))
+    ids = np.array(sorted(told))  # ties of top-k are ordered by id
+    logprobs = np.array([told[token_id] for token_id in ids.tolist()], np.float32)
+    step = transform(logprobs, case.sampling(seed=1))
+    return list(zip(ids[step.token_ids].tolist(), step.probs.tolist(), strict=True))
 
 
 async def _affordable_draws(
-    client: GenerationClient, cases: Sequence[PrefixCase], options: PrefixOptions
+    client: TextClient, cases: Sequence[PrefixCase], options: PrefixOptions
 ) -> int:
     """Measure how many texts a case the time allows."""
     jobs = [
@@ -253,7 +246,7 @@ async def _affordable_draws(
 
 
 async def _draw(
-    client: GenerationClient,
+    client: TextClient,
     jobs: Sequence[Job],
     options: PrefixOptions,
     progress: Progress,
