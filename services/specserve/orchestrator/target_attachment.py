@@ -95,7 +95,11 @@ class TargetAttachment:
             self._write_down(call, error=reply.error.error)
             raise status.from_call_error(reply.error, self._state.request_id, call.plan.keep_length)
         vocab_size = self.link.model.vocab_size if self.link.model is not None else 0
-        scored = call.read(reply, self._clock(), vocab_size)
+        try:
+            scored = call.read(reply, self._clock(), vocab_size)
+        except PeerUnavailable:
+            self.give_up_call()
+            raise
         call.timing = reply.timing
         if not reply.more_follows:
             self._write_down(call)
