@@ -143,7 +143,7 @@ async def test_a_gateway_is_asked_what_its_orchestrator_would_be() -> None:
             gateway, [("hello", prompt)], max_tokens=24, concurrency=4, progress=progress
         )
         law = await run_prefix_suite(
-            gateway, [("hello", prompt)], PrefixOptions(1.0, 16, 3, num_draws=100), progress
+            gateway, [("hello", prompt)], PrefixOptions(1.0, 16, 3, 1e-4, num_draws=100), progress
         )
     assert not any(mode.divergences for mode in modes)
     assert law.passed, law.table()

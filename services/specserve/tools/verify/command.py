@@ -22,7 +22,7 @@ from specserve.tools.models import CACHE_HELP
 from specserve.tools.process import SPECULATIVE_HELP, speculative_from
 from specserve.tools.terminal import Progress, say
 from specserve.tools.verify.pairs import PairOptions, VerifiedPair, reached
-from specserve.tools.verify.parity import ParityReport, compare_modes
+from specserve.tools.verify.parity import TIE_MARGIN, ParityReport, compare_modes
 
 if TYPE_CHECKING:
     from specserve.tools.verify.distribution import DistributionReport
@@ -204,7 +204,12 @@ async def _prefixes(pair: VerifiedPair, args: argparse.Namespace) -> PrefixesRep
     report = await run_prefix_suite(
         pair.client,
         pair.prompts[:NUM_LAW_PROMPTS],
-        PrefixOptions(args.seconds, args.concurrency, pair.pair.num_speculative_tokens),
+        PrefixOptions(
+            args.seconds,
+            args.concurrency,
+            pair.pair.num_speculative_tokens,
+            TIE_MARGIN[pair.pair.target.dtype],
+        ),
         progress,
     )
     progress.close()

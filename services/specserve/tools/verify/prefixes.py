@@ -1,32 +1,24 @@
 """Prefixes: short texts of the pair itself, after fixed prompts, against the target's own law.
 
-Top-k leaves a small support, so the target can be asked for the probability of every short text:
-its log-probabilities after each prefix, without any draft. Speculation must then draw texts with
-those frequencies. How much a machine can tell depends on how much it decodes in the time given:
+Speculation must draw short texts with the frequencies that the target itself tells
+(`told_law.py`). How much a machine can tell depends on how much it decodes in the time given:
 that is measured, and declared, before anything that counts is drawn. Knows requests and laws.
 """
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from specserve.speculation.transforms import transform
 from specserve.speculation.types import AcceptanceRule, SamplingParams
 from specserve.tools.generation_client import Generated, Job, TextClient
 from specserve.tools.terminal import Progress, say, table
 from specserve.tools.verify.chi_square import smallest_bias
-from specserve.tools.verify.short_texts import Law, ShortReport, judge
-
-TOP_K = 3
-LENGTH = 3
-"""Tokens that are counted; more are decoded, so that these are decided in whole rounds."""
+from specserve.tools.verify.short_texts import ShortReport, judge
+from specserve.tools.verify.told_law import LENGTH, TOP_K, told_law
 
 LENGTHS = (1, 2, LENGTH)
 FALSE_ALARM = 1e-4
@@ -49,6 +41,8 @@ class PrefixOptions:
     concurrency: int
     num_speculative_tokens: int
     """K: so many more tokens than are counted are decoded."""
+    tie_margin: float
+    """Gap of log-probabilities that a forward of another shape may close."""
     num_draws: int | None = None
     """Texts a case; None draws as many as the time allows."""
 
@@ -168,7 +162,12 @@ async def run_prefix_suite(
     """Test a running pair after each prompt, (name, token ids), under both sampling rules."""
     cases = [PrefixCase(name, ids, rule) for name, ids in prompts for rule in RULES]
     threshold = FALSE_ALARM / (2 * len(LENGTHS) * len(cases))
-    laws = [await told_law(client, case, options.concurrency) for case in cases]
+    laws = [
+        await told_law(
+            client, case.prompt_token_ids, options.tie_margin, options.concurrency, case.name
+        )
+        for case in cases
+    ]
     num_draws = options.num_draws
     if num_draws is None:
         num_draws = await _affordable_draws(client, cases, options)
@@ -180,7 +179,9 @@ async def run_prefix_suite(
         reports.append(
             PrefixReport(
                 case,
-                judge(Counter(g.token_ids[:LENGTH] for g in done), law, LENGTHS, threshold),
+                judge(
+                    Counter(law.cell_of(g.token_ids) for g in done), law.probs, LENGTHS, threshold
+                ),
                 sum(g.record.num_draft_tokens for g in done),
                 sum(g.record.num_accepted_draft_tokens for g in done),
             )
@@ -199,35 +200,6 @@ def declaration(num_draws: int, num_cases: int, threshold: float) -> str:
         f"in this time that finds, with power {POWER:g}, a bias of {bias:.3f} in a token of "
         f"probability 0.5, and none much smaller: the enumerable pair is for those"
     )
-
-
-async def told_law(client: TextClient, case: PrefixCase, concurrency: int) -> Law:
-    """Ask the target, without any draft, for the law of the first LENGTH tokens."""
-    slots = asyncio.Semaphore(concurrency)
-
-    async def step(prefix: tuple[int, ...]) -> list[tuple[int, float]]:
-        async with slots:
-            name = f"law-{case.name}-{'-'.join(map(str, prefix))}"
-            told = await client.candidates((*case.prompt_token_ids, *prefix), name)
-        return _most_likely(case, told)
-
-    law: Law = {(): 1.0}
-    for _ in range(LENGTH):
-        steps = await asyncio.gather(*map(step, law))
-        law = {
-            (*prefix, token_id): weight * p
-            for (prefix, weight), likely in zip(law.items(), steps, strict=True)
-            for token_id, p in likely
-        }
-    return law
-
-
-def _most_likely(case: PrefixCase, told: dict[int, float]) -> list[tuple[int, float]]:
-    """Return the tokens that may come next, and their probabilities."""
-    ids = np.array(sorted(told))  # ties of top-k are ordered by id
-    logprobs = np.array([told[token_id] for token_id in ids.tolist()], np.float32)
-    step = transform(logprobs, case.sampling(seed=1))
-    return list(zip(ids[step.token_ids].tolist(), step.probs.tolist(), strict=True))
 
 
 async def _affordable_draws(
