@@ -113,8 +113,8 @@ class GatewayClient(TextClient):
         if not isinstance(values, dict):
             raise PeerUnavailable(self._url, f"HTTP {answer.status_code}: no JSON object")
         if answer.status_code != httpx.codes.OK:
-            error = values.get("error")
-            said = error.get("message") if isinstance(error, dict) else values.get("reason")
+            refusal = values.get("error")
+            said = refusal.get("message") if isinstance(refusal, dict) else values.get("reason")
             raise PeerUnavailable(self._url, f"HTTP {answer.status_code}: {said}")
         return values
 
