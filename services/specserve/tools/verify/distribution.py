@@ -30,7 +30,7 @@ BIAS = 0.005
 PROBABILITY = 0.6
 """Of the token that the bias is added to."""
 
-SHARE_OF_OTHERS = 8
+SHARE_OF_OTHERS = 16
 """The other cases get this part of the bias case's draws."""
 
 LENGTHS = (1, 2, LENGTH)
