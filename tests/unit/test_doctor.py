@@ -154,3 +154,19 @@ def test_the_table_is_for_people(capsys):
     assert code == 0
     assert lines[-1] == "0 problems"
     assert any(line.startswith("note") and "served alone" in line for line in lines)
+
+
+def test_a_broken_record_of_verification_is_a_problem(capsys, tmp_path):
+    """None is worth a note, one that was cut short is named."""
+    where = ("--verified-dir", str(tmp_path))
+    code, checks = doctor(capsys, *PAIR, *where)
+    assert code == 0
+    assert checks["verification"][0] == "note"
+
+    broken = tmp_path / "0123.json"
+    broken.write_text('{"passed": true, "key"')
+    code, checks = doctor(capsys, *PAIR, *where)
+    assert code == 1
+    status, found = checks["verification"]
+    assert status == "problem"
+    assert broken.name in found

@@ -75,3 +75,17 @@ def test_flags_of_serve_and_demo_make_an_application(command: ModuleType) -> Non
     serve_args, pair = serve.serve_args_from(parser.parse(words))
     assert serve_args.target.model == pair.target == "toy:vocab_size=16"
     assert serve_args.target_pool.num_replicas == serve_args.draft_pool.num_replicas == 1
+
+
+def test_a_required_verification_reaches_the_orchestrator_from_flags() -> None:
+    """Of `specserve serve`; without them records are not asked for."""
+    parser = Parser("specserve serve", "")
+    serve.add_arguments(parser)
+    words = ["toy:vocab_size=32", "--port=0", "--require-verified", "--verified-dir=/x"]
+
+    required, _ = serve.serve_args_from(parser.parse(words))
+    free, _ = serve.serve_args_from(parser.parse(words[:2]))
+
+    config = required.orchestrator_config()
+    assert (config.require_verified, config.verified_dir) == (True, "/x")
+    assert not free.orchestrator_config().require_verified

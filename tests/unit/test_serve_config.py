@@ -323,3 +323,15 @@ def test_one_setting_secures_every_link() -> None:
     assert {config.tls_server_name for config in configs} == {"specserve.internal"}
     with pytest.raises(ConfigurationError, match=r"set server\.tls_dir alone"):
         args_of(SETTINGS.replace("gateway: {", "gateway: {tls_dir: /etc, ", 1))
+
+
+def test_a_required_verification_reaches_the_orchestrator_from_a_file() -> None:
+    """And so the builder's arguments in what Ray Serve is given."""
+    setting = "orchestrator: {require_verified: true, verified_dir: /var/lib/verified}\n"
+    args = args_of(SETTINGS + setting)
+
+    config = args.orchestrator_config()
+    assert (config.require_verified, config.verified_dir) == (True, "/var/lib/verified")
+    (application,) = serve_config(args)["applications"]
+    assert ServeArgs.model_validate(application["args"]).orchestrator_config() == config
+    assert not args_of().orchestrator_config().require_verified

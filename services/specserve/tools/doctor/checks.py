@@ -21,6 +21,7 @@ from packaging.specifiers import SpecifierSet
 from specserve.config import EngineConfig, SpeculativeConfig
 from specserve.errors import SpecServeError
 from specserve.gateway.config import GatewayConfig
+from specserve.rpc.verified_records import folder_of, read_all
 from specserve.serve_args import draft_engine
 from specserve.tools.doctor.port import running_specserve
 from specserve.tools.models import cache_folder
@@ -63,13 +64,14 @@ def examine(
     speculative: SpeculativeConfig | None,
     gateway: GatewayConfig,
     cache_dir: str | None,
+    verified_dir: str | None = None,
 ) -> list[Check]:
     """Look at everything.
 
     Args:
         engine: the target's; an empty model name means the embedded pair.
     """
-    checks = [*_versions(), *_machine(), _port(gateway)]
+    checks = [*_versions(), *_machine(), _port(gateway), _records(verified_dir)]
     if any(check.status is Status.PROBLEM and check.name in LIBRARIES for check in checks):
         return checks  # models cannot be looked at without their libraries
     checks += _devices()
@@ -153,6 +155,21 @@ def _port(gateway: GatewayConfig) -> Check:
         found = f"specserve serves there already ({running}); another one needs another --port"
         return Check(f"port {gateway.port}", Status.NOTE, found)
     return Check(f"port {gateway.port}", Status.OK, f"free on {gateway.host}")
+
+
+def _records(verified_dir: str | None) -> Check:
+    """Look at the records of verification: which of them fits a pair only its replicas can say."""
+    folder = folder_of(verified_dir)
+    try:
+        records = read_all(folder)
+    except SpecServeError as error:
+        return Check("verification", Status.PROBLEM, str(error))
+    if not records:
+        found = f"no record in {folder}; `specserve verify` makes one, --require-verified wants one"
+        return Check("verification", Status.NOTE, found)
+    num_failed = sum(not record.passed for record in records)
+    found = f"{len(records)} records in {folder}, {num_failed} of failures"
+    return Check("verification", Status.NOTE if num_failed else Status.OK, found)
 
 
 def _devices() -> Iterator[Check]:

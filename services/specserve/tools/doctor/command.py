@@ -18,6 +18,8 @@ from specserve.tools.models import CACHE_HELP
 from specserve.tools.process import SPECULATIVE_HELP, speculative_from
 from specserve.tools.terminal import GREEN, RED, YELLOW, paint, say, wants_colour
 
+VERIFIED_DIR_HELP = "folder of the records of verification (default: ~/.cache/specserve/verified)"
+
 _MARKS = {Status.OK: ("ok", GREEN), Status.NOTE: ("note", YELLOW), Status.PROBLEM: ("PROBLEM", RED)}
 
 
@@ -34,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="port that serve would listen on",
     )
     parser.add_argument("--cache-dir", metavar="DIR", help=CACHE_HELP)
+    parser.add_argument("--verified-dir", metavar="DIR", help=VERIFIED_DIR_HELP)
     add_model_flags(
         parser, EngineConfig, "engine", leave_out=("model", "draft_vocab_size", "quantization")
     )
@@ -43,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     """Examine everything; return 1 when there is a problem."""
     gateway = config_from_flags(argparse.Namespace(host=args.host, port=args.port), GatewayConfig)
     engine = config_from_flags(args, EngineConfig, model=args.target or "")
-    checks = examine(engine, speculative_from(args), gateway, args.cache_dir)
+    checks = examine(engine, speculative_from(args), gateway, args.cache_dir, args.verified_dir)
     if args.json:
         say(json.dumps([check.as_json() for check in checks], indent=2))
     else:
