@@ -98,6 +98,7 @@ class TargetAttachment:
         try:
             scored = call.read(reply, self._clock(), vocab_size)
         except PeerUnavailable:
+            self._write_down(call, error=PeerUnavailable.__name__)
             self.give_up_call()
             raise
         call.timing = reply.timing

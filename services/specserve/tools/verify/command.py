@@ -17,6 +17,7 @@ from specserve.config import SpeculativeConfig, TlsSettings
 from specserve.config_parsing import SUPPORTED_METHODS, build, check_speculative
 from specserve.errors import ConfigurationError
 from specserve.rpc.verified_records import folder_of
+from specserve.tools.client_key import add_key_flag, key_headers
 from specserve.tools.flags import add_model_flags, as_flag, config_from_flags, given_values
 from specserve.tools.models import CACHE_HELP
 from specserve.tools.process import SPECULATIVE_HELP, speculative_from
@@ -56,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="verify the pair behind this gateway; keeps no record, for a gateway tells no weights",
     )
+    add_key_flag(pair)
     pair.add_argument("--target", metavar="MODEL", help="start this target; default: embedded")
     pair.add_argument("--draft", metavar="MODEL", help="start this draft; default: embedded")
     pair.add_argument("--speculative-config", metavar="JSON", help=SPECULATIVE_HELP)
@@ -251,6 +253,7 @@ def _pair_options(args: argparse.Namespace) -> PairOptions:
         max_tokens=args.max_tokens,
         cache_dir=args.cache_dir,
         tls=config_from_flags(args, TlsSettings),
+        headers=key_headers(args),
     )
 
 

@@ -6,7 +6,6 @@ and their extra fields; knows no gRPC, and no more of the pair than a gateway te
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -17,11 +16,6 @@ from specserve.errors import PeerUnavailable
 from specserve.rpc.v1.generation_pb2 import SpeculationRecord
 from specserve.speculation.types import AcceptanceRule
 from specserve.tools.generation_client import MAX_LOGPROBS, Generated, Job, TextClient
-
-KEY_VARIABLE = "OPENAI_API_KEY"
-"""Where clients of this interface look for their key."""
-
-CONNECT_TIMEOUT_S = 10.0
 
 
 class GatewayClient(TextClient):
@@ -117,14 +111,3 @@ class GatewayClient(TextClient):
             said = refusal.get("message") if isinstance(refusal, dict) else values.get("reason")
             raise PeerUnavailable(self._url, f"HTTP {answer.status_code}: {said}")
         return values
-
-
-def open_gateway(url: str) -> httpx.AsyncClient:
-    """Open a client that never keeps a request waiting for a connection."""
-    key = os.environ.get(KEY_VARIABLE)
-    return httpx.AsyncClient(
-        base_url=url,
-        headers={"authorization": f"Bearer {key}"} if key else {},
-        timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
-    )

@@ -6,9 +6,9 @@ processes and addresses; knows no suite.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,12 @@ from specserve.errors import ConfigurationError
 from specserve.model.token_table import TokenTable
 from specserve.rpc.tls import MutualTls
 from specserve.rpc.v1.generation_pb2 import GetPairResponse
+from specserve.tools.bench.http import http_client
 from specserve.tools.generation_client import GenerationClient, TextClient
 from specserve.tools.local import LocalPair, PairSpec
 from specserve.tools.models import resolve_pair
 from specserve.tools.prompts import Prompt, read_prompts, to_token_ids
-from specserve.tools.verify.gateway_client import GatewayClient, open_gateway
+from specserve.tools.verify.gateway_client import GatewayClient
 
 CLEAR_TEXT = TlsSettings()
 BLOCK_SIZE = 16
@@ -47,6 +48,8 @@ class PairOptions:
     cache_dir: str | None
     tls: TlsSettings = CLEAR_TEXT
     """How the orchestrator is dialled."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """What requests to the gateway carry: its key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ async def reached(options: PairOptions) -> AsyncIterator[VerifiedPair]:
     """Reach the pair; one that was started here ends with the block."""
     prompts = read_prompts(options.prompts, options.num_prompts)
     if options.url is not None:
-        async with open_gateway(options.url) as http:
+        async with http_client(options.url, options.headers) as http:
             gateway = GatewayClient(http)
             told = _told_by(await gateway.ready(), options)
             ids = [await gateway.token_ids(prompt.text) for prompt in prompts]
