@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from typing import Generic, TypeVar
 
 from specserve.errors import ProtocolMismatch
-from specserve.orchestrator.routing import Candidate, Demand, choose
+from specserve.orchestrator.candidates import SeenPrefixes, candidate_of
+from specserve.orchestrator.routing import Demand, choose
 from specserve.rpc.codec import PROTOCOL_VERSION
 from specserve.rpc.link import FrameLink
 from specserve.rpc.link_kind import LinkKind
@@ -26,8 +26,6 @@ logger = logging.getLogger(__name__)
 ROOM_LOOK_S = 0.05
 """Time between two looks of a preempted session for free blocks."""
 
-MAX_PREFIXES = 16_384
-"""Prefixes remembered by an orchestrator, the latest used: about 100 bytes each."""
 
 CallT = TypeVar("CallT")
 ReplyT = TypeVar("ReplyT")
@@ -286,46 +284,6 @@ class Pool(Generic[CallT, ReplyT]):
     async def close(self) -> None:
         """Drop every link."""
         await asyncio.gather(*(link.close() for link in self.links.values()), *self._closing)
-
-
-class SeenPrefixes:
-    """The prefixes of the latest sessions: what was seen before may be cached."""
-
-    def __init__(self, capacity: int = MAX_PREFIXES) -> None:
-        self._capacity = capacity
-        self._keys: OrderedDict[bytes, None] = OrderedDict()
-
-    def note(self, key: bytes) -> bool:
-        """Remember a key; True when it was known."""
-        if not key:
-            return False
-        is_known = key in self._keys
-        self._keys[key] = None
-        self._keys.move_to_end(key)
-        if len(self._keys) > self._capacity:
-            self._keys.popitem(last=False)
-        return is_known
-
-
-def candidate_of(link: FrameLink[CallT, ReplyT], num_tokens: int) -> Candidate:
-    """Say how full a replica is, by its last report and by what was opened since.
-
-    The others that call it are taken to have opened as many meanwhile: a replica that looks empty
-    to all of them is then not filled by each.
-    """
-    load, own = link.load, len(link.sessions)
-    if load is None:
-        return Candidate(link.address, own, 1.0, has_room=True)
-    since = own - link.num_sessions_at_load
-    if since > 0:
-        since *= max(1, load.num_callers)
-    num_sessions = max(own, load.num_sessions + since) + load.num_waiting
-    if load.num_blocks == 0:
-        return Candidate(link.address, num_sessions, 1.0, has_room=True)
-    block_size = max(1, link.model.block_size) if link.model else 1
-    wanted = -(-num_tokens // block_size)
-    free = max(0, load.num_free_blocks - max(0, since) * wanted)
-    return Candidate(link.address, num_sessions, free / load.num_blocks, has_room=wanted <= free)
 
 
 def model_of(link: FrameLink[CallT, ReplyT]) -> common_pb2.GetModelResponse:

@@ -22,6 +22,7 @@ from specserve.model.messages import SessionOpening
 from specserve.orchestrator.admission import PairLimits, admit
 from specserve.orchestrator.admission_queue import AdmissionQueue
 from specserve.orchestrator.decode import Decoder
+from specserve.orchestrator.finished import count_request
 from specserve.orchestrator.length_control import LengthControl
 from specserve.orchestrator.outbox import Outbox
 from specserve.orchestrator.pair import Pair
@@ -265,37 +266,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                     outbox.put(response)
         finally:
             decoder.close()
-            self._count(decoder, target, proposer)
+            count_request(self._metrics, decoder.record, target, proposer)
             record = _record_of(decoder, target, proposer, request, state)
             logged.note_record(record, finish_reason)
-
-    def _count(self, decoder: Decoder, target: TargetSession, proposer: Proposer | None) -> None:
-        record, metrics = decoder.record, self._metrics
-        metrics.drafts.inc(record.num_spec_steps)
-        metrics.draft_tokens.inc(record.num_draft_tokens)
-        metrics.accepted_tokens.inc(record.num_accepted_draft_tokens)
-        for name, counts in record.proposers.items():
-            metrics.proposer_drafts.labels(proposer=name).inc(counts.num_spec_steps)
-            metrics.proposer_draft_tokens.labels(proposer=name).inc(counts.num_draft_tokens)
-            metrics.proposer_accepted_tokens.labels(proposer=name).inc(
-                counts.num_accepted_draft_tokens
-            )
-        for position, count in enumerate(record.accepted_per_position):
-            metrics.accepted_per_position.labels(position=str(position)).inc(count)
-        metrics.recovered_tokens.inc(record.num_recovered_tokens)
-        metrics.bonus_tokens.inc(record.num_bonus_tokens)
-        metrics.plain_tokens.inc(record.num_plain_tokens)
-        metrics.target_reopens.inc(target.num_reopens)
-        metrics.preemptions.inc(target.num_preemptions)
-        for reason, count in record.rounds_by_reason.items():
-            metrics.rounds_by_reason.labels(reason=reason).inc(count)
-        for k, count in record.rounds_by_k.items():
-            metrics.rounds_by_k.labels(num_speculative_tokens=str(k)).inc(count)
-        metrics.draft_seconds.inc(record.draft_s)
-        metrics.verify_seconds.inc(record.verify_s)
-        if proposer is not None:
-            metrics.late_proposals.inc(proposer.num_late)
-            metrics.invalid_proposals.inc(proposer.num_invalid)
 
     async def GetPair(  # noqa: N802 - the contract's name
         self, request: generation_pb2.GetPairRequest, context: Context

@@ -10,7 +10,8 @@ from dataclasses import replace
 from helpers.replica import FakeReplica, serving
 from helpers.waiting import eventually
 from specserve.model.messages import EngineLoad
-from specserve.orchestrator.pool import DRAFT_KIND, DraftLink, Pool, candidate_of
+from specserve.orchestrator.candidates import candidate_of
+from specserve.orchestrator.pool import DRAFT_KIND, DraftLink, Pool
 from specserve.orchestrator.routing import Demand
 from specserve.rpc.codec import PROTOCOL_VERSION
 from specserve.rpc.v1 import common_pb2, draft_pb2
