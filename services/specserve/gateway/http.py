@@ -39,6 +39,7 @@ from specserve.gateway.errors import (
     UnknownModel,
     for_log,
     routing_error,
+    statuses,
     to_http,
 )
 from specserve.gateway.limits import Limiter
@@ -59,7 +60,7 @@ if TYPE_CHECKING:  # it brings the tokenizer library along, which a fake does no
 
 logger = logging.getLogger(__name__)
 
-GENERATION_ERRORS = (400, 404, 413, 429, 500, 503, 504)
+GENERATION_ERRORS = tuple(statuses())
 """Statuses of both endpoints besides 200."""
 
 STATUS_TIMEOUT_S = 1.0

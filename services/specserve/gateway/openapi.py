@@ -24,6 +24,7 @@ _REFERENCE = "#/components/schemas/{model}"
 _MEANINGS = {
     400: "A field is wrong; `param` names it.",
     404: "Another model was asked for.",
+    408: "The body came too slowly.",
     413: "The body is too large.",
     429: "Too much at present: of this tenant, or of all.",
     500: "Something failed inside.",
