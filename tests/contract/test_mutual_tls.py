@@ -31,6 +31,7 @@ from specserve.rpc.codec import unpack_ids
 from specserve.rpc.tls import MutualTls, load_certificates
 from specserve.rpc.v1 import common_pb2, target_pb2_grpc
 from specserve.target.server import start_target
+from specserve.tools.generation_client import GenerationClient
 from specserve.tools.speculation import ask_all
 from support.certificates import NAME, Authority, SecretVolume
 
@@ -135,6 +136,8 @@ async def test_b247_a_request_goes_through_and_strangers_do_not(
         (refused,) = await ask_all([address], None)
         assert not isinstance(state, str)
         assert "UNAVAILABLE" in str(refused)
+        async with GenerationClient(address, tls=pair.backend._pool._tls) as client:
+            assert (await client.wait_ready(timeout_s=30)).ready
         for service in pair.services.values():
             address = service.address
             clear = grpc.aio.insecure_channel(address)

@@ -1,23 +1,24 @@
-"""What people write and are answered is in no log, no metric and no span, of any service."""
+"""What people write and are answered is in no log, metric, span or record, of any service."""
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import Any
 
 import httpx
 import pytest
-from opentelemetry import trace
-from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import generate_latest
 
 from helpers.pair import TARGET, engine, running_pair
+from specserve import telemetry
 from specserve.gateway.config import GatewayConfig
 from specserve.gateway.grpc_backend import GrpcBackend
 from specserve.gateway.http import create_http_app
 from specserve.model.tokenizer import load_tokenizer
+from specserve.telemetry.tracing import Tracing
 
 CANARY = "canary7f3a"
 
@@ -26,9 +27,8 @@ CANARY = "canary7f3a"
 def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
     """Keep what all services in this process trace."""
     exporter = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(trace, "get_tracer", provider.get_tracer)
+    tracing = Tracing(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(telemetry, "start_tracing", lambda service: tracing)
     return exporter
 
 
@@ -41,7 +41,8 @@ async def test_b250_a_canary_is_nowhere(
     with caplog.at_level(logging.DEBUG):
         async with running_pair(TARGET) as pair:
             backend = GrpcBackend([pair.orchestrator.address])
-            app = create_http_app(backend, tokenizer, GatewayConfig())
+            tracing = telemetry.start_tracing("specserve-gateway")
+            app = create_http_app(backend, tokenizer, GatewayConfig(), tracing=tracing)
             async with httpx.AsyncClient(
                 transport=httpx.ASGITransport(app), base_url="http://gateway", timeout=30
             ) as client:
@@ -53,12 +54,19 @@ async def test_b250_a_canary_is_nowhere(
                         told.append(choice.get("text") or choice["message"]["content"])
                 await client.post("/tokenize", json={"prompt": CANARY})
                 metrics = (await client.get("/metrics")).text
+                remembered = (await client.get("/v1/specserve/requests?limit=200")).text
             metrics += generate_latest(pair.orchestrator.registry).decode()
             await backend.close()
-    seen = [caplog.text, metrics, *(span.to_json() for span in spans.get_finished_spans())]
+    seen = [
+        caplog.text,
+        metrics,
+        remembered,
+        *(span.to_json() for span in spans.get_finished_spans()),
+    ]
 
     assert len(spans.get_finished_spans()) > 10
     assert len(told) >= 3
+    assert len(json.loads(remembered)["requests"]) >= 4
     prompt = tokenizer.encode(CANARY, add_special_tokens=False)
     for secret in (CANARY, str(prompt)[1:-1], " ".join(map(str, prompt)), *told):
         assert len(secret) >= len(CANARY)

@@ -19,9 +19,8 @@ from unit.gateway.test_server import gateway
 
 def headers_of(*words: str) -> dict[str, str]:
     parser = Parser("test", "")
-    parser.add_argument("--url")
     add_key_flag(parser)
-    return key_headers(parser.parse(words))
+    return key_headers(parser.parse(words).api_key_from)
 
 
 async def test_the_key_of_the_file_is_sent(tmp_path: Path) -> None:
@@ -29,7 +28,7 @@ async def test_the_key_of_the_file_is_sent(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text(KeyRing([key]).text())
     (tmp_path / "key").write_text(text + "\n")
     async with gateway(FakeBackend(), api_key_file=str(tmp_path / "keys")) as running:
-        headers = headers_of(f"--url={running.url}", f"--api-key-from={tmp_path / 'key'}")
+        headers = headers_of(f"--api-key-from={tmp_path / 'key'}")
         async with httpx.AsyncClient(base_url=running.url, headers=headers) as client:
             with_key = await client.get("/v1/models")
         async with reached_by_url("system", running.url, headers) as system:
@@ -57,11 +56,9 @@ def test_a_file_without_a_key_is_told(
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(ConfigurationError, match=complaint):
-        headers_of("--url=http://gateway", f"--api-key-from={path}")
+        headers_of(f"--api-key-from={path}")
 
 
 def test_a_key_for_nobody_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ConfigurationError, match="goes with --url"):
-        headers_of("--api-key-from=key")
     assert cli.main(["chat", "--api-key-from=key"]) == 2
     assert "goes with --url" in capsys.readouterr().err

@@ -9,11 +9,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specserve.config import TlsSettings
 from specserve.errors import ConfigurationError, PeerUnavailable, quoted
+from specserve.tools.client_key import add_key_flag, key_headers
 from specserve.tools.flags import add_model_flags, config_from_flags
 from specserve.tools.speculation import resolve
 from specserve.tools.terminal import say, table
@@ -44,11 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="ask an orchestrator instead; give it once per orchestrator, or name a host that "
         "stands for all of them",
     )
-    parser.add_argument(
-        "--api-key-file",
-        metavar="FILE",
-        help="the gateway's API key, alone in a file: of its tenant's requests it shows all",
-    )
+    add_key_flag(parser)
     parser.add_argument(
         "--limit", type=int, default=20, metavar="N", help="without an id: most requests listed"
     )
@@ -81,17 +77,8 @@ def _ask(args: argparse.Namespace) -> list[RequestView]:
         addresses = [one for given in args.orchestrator_address for one in resolve(given)]
         settings = config_from_flags(args, TlsSettings)
         return asyncio.run(_ask_orchestrators(addresses, args.request_id, args.limit, settings))
-    return _ask_gateway(args.url or DEFAULT_URL, args.request_id, args.limit, _headers(args))
-
-
-def _headers(args: argparse.Namespace) -> dict[str, str]:
-    if args.api_key_file is None:
-        return {}
-    try:
-        key = Path(args.api_key_file).read_text(encoding="utf-8").strip()
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"--api-key-file: {args.api_key_file}: {error}") from error
-    return {"Authorization": f"Bearer {key}"}
+    url = args.url or DEFAULT_URL
+    return _ask_gateway(url, args.request_id, args.limit, key_headers(args.api_key_from))
 
 
 def _ask_gateway(

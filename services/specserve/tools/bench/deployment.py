@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specserve.config import SpeculativeConfig
+from specserve.rpc.tls import MutualTls
 from specserve.tools.bench.clients import GrpcServingClient, RequestSettings, ServingClient
 from specserve.tools.bench.conditions import DeploymentFacts, model_facts
 from specserve.tools.bench.host import resident_bytes
@@ -115,13 +116,16 @@ async def running(deployment: Deployment) -> AsyncIterator[Running]:
 
 
 @asynccontextmanager
-async def reached(name: str, address: str) -> AsyncIterator[Running]:
+async def reached(name: str, address: str, tls: MutualTls | None = None) -> AsyncIterator[Running]:
     """Reach an orchestrator that runs already.
+
+    Args:
+        tls: None speaks clear text.
 
     Raises:
         PeerUnavailable: it does not answer, or its pair is not ready.
     """
-    async with GenerationClient(address) as client:
+    async with GenerationClient(address, tls=tls) as client:
         pair = await client.wait_ready(timeout_s=30)
         config = {"num_speculative_tokens": pair.num_speculative_tokens}
         facts = DeploymentFacts(

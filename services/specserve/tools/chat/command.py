@@ -62,7 +62,9 @@ def run(args: argparse.Namespace) -> int:
 
     if args.url and args.target:
         raise ConfigurationError("--url names a running server; leave the target out")
-    headers = key_headers(args)
+    if args.api_key_from and not args.url:
+        raise ConfigurationError("--api-key-from: goes with --url, whose gateway wants a key")
+    headers = key_headers(args.api_key_from)
     with stop_signals_interrupt(), contextlib.ExitStack() as stack:
         url = args.url or stack.enter_context(_local_url(args))
         client = stack.enter_context(httpx.Client(base_url=url, headers=headers))

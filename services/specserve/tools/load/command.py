@@ -17,8 +17,9 @@ import sys
 from pathlib import Path
 from typing import get_args
 
-from specserve.config import EngineConfig
+from specserve.config import EngineConfig, TlsSettings
 from specserve.errors import ConfigurationError
+from specserve.rpc.tls import MutualTls
 from specserve.tools.bench.clients import RequestSettings
 from specserve.tools.bench.conditions import Conditions
 from specserve.tools.bench.deployment import reached
@@ -29,6 +30,7 @@ from specserve.tools.bench.record import require_writable
 from specserve.tools.bench.signals import cancelled_by_signals
 from specserve.tools.bench.workload import load_workload
 from specserve.tools.client_key import add_key_flag, key_headers
+from specserve.tools.flags import add_model_flags, config_from_flags
 from specserve.tools.load.arrivals import ArrivalProcess
 from specserve.tools.load.report import LoadRecord
 from specserve.tools.load.run import Generator, LoadPlan
@@ -48,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_key_flag(group)
     group.add_argument("--orchestrator-address", metavar="HOST:PORT", help="or an orchestrator")
     group.add_argument("--target", metavar="MODEL", help="its tokenizer, for an orchestrator")
+    add_model_flags(parser, TlsSettings, "gRPC, for an orchestrator")
     group = parser.add_argument_group("load")
     group.add_argument("--rate", type=float, nargs="+", metavar="R", help="requests/s; some levels")
     group.add_argument("--duration-s", type=float, default=60.0, metavar="S", help="of each rate")
@@ -192,9 +195,11 @@ async def _send(args: argparse.Namespace, record: LoadRecord) -> None:
         args.prompts, args.num_prompts, tokenizer_of if args.url is None else None
     )
     way = (
-        reached_by_url("system", args.url, key_headers(args))
+        reached_by_url("system", args.url, key_headers(args.api_key_from))
         if args.url is not None
-        else reached("system", args.orchestrator_address)
+        else reached(
+            "system", args.orchestrator_address, MutualTls.of(config_from_flags(args, TlsSettings))
+        )
     )
     progress = Progress()
     async with way as system:
