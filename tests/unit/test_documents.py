@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,16 @@ def test_every_page_is_led_to() -> None:
         }
 
     assert set(PAGES) - led_to == set()
+
+
+def test_every_alert_has_its_part_of_the_runbook() -> None:
+    """Whoever is woken at night finds what to look at, by the alert's name."""
+    rules = (ROOT / "deploy" / "observability" / "rules.yaml").read_text(encoding="utf-8")
+    alerts = set(re.findall(r"^ *- alert: (\w+)", rules, re.MULTILINE))
+    runbook = (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8")
+
+    assert alerts
+    assert set(re.findall(r"^### (Specserve\w+)$", runbook, re.MULTILINE)) == alerts
 
 
 def _from(page: Path, other: Path) -> str:

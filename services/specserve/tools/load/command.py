@@ -140,6 +140,8 @@ def check(args: argparse.Namespace) -> None:
     """
     if (args.url is None) == (args.orchestrator_address is None):
         raise ConfigurationError("--url or --orchestrator-address: one of the two was wanted")
+    if args.api_key_from is not None and args.url is None:
+        raise ConfigurationError("--api-key-from: goes with --url, whose gateway wants a key")
     if args.orchestrator_address is not None and args.target is None:
         raise ConfigurationError("--target: missing; its tokenizer makes the prompts' token ids")
     if args.orchestrator_address is not None and args.unique:

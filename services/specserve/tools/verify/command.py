@@ -130,6 +130,8 @@ def _check(args: argparse.Namespace) -> None:
             )
     if args.orchestrator_address is not None and args.url is not None:
         raise ConfigurationError("--url: the pair is named by --orchestrator-address; leave it out")
+    if args.api_key_from is not None and args.url is None:
+        raise ConfigurationError("--api-key-from: goes with --url, whose gateway wants a key")
     running = "--orchestrator-address" if args.url is None else "--url"
     if args.orchestrator_address is not None or args.url is not None:
         for name in ("target", "draft", "speculative_config", "method", "num_speculative_tokens"):
@@ -253,7 +255,7 @@ def _pair_options(args: argparse.Namespace) -> PairOptions:
         max_tokens=args.max_tokens,
         cache_dir=args.cache_dir,
         tls=config_from_flags(args, TlsSettings),
-        headers=key_headers(args),
+        headers=key_headers(args.api_key_from),
     )
 
 
