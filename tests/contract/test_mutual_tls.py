@@ -102,7 +102,7 @@ async def secured(volume: SecretVolume) -> AsyncIterator[Secured]:
     backend = GrpcBackend([orchestrator.address], tls=MutualTls.of(server))
     services = {"target": target, "draft": draft, "orchestrator": orchestrator}
     try:
-        await eventually(lambda: is_ready(orchestrator), "the pair is ready")
+        await eventually(lambda: is_ready(orchestrator), "the pair is ready", within_s=60)
         yield Secured(services, backend)
     finally:
         await backend.close()

@@ -122,8 +122,8 @@ def test_the_fast_parser_is_taken_where_it_is_installed(monkeypatch: pytest.Monk
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait a moment for headers, not seconds."""
-    monkeypatch.setattr(refusing, "HEADER_TIMEOUT_S", 0.05)
+    """Wait a moment for headers, not seconds; long enough for what is sent at once to arrive."""
+    monkeypatch.setattr(refusing, "HEADER_TIMEOUT_S", 0.3)
 
 
 @pytest.mark.usefixtures("impatient")
