@@ -335,3 +335,26 @@ def test_a_required_verification_reaches_the_orchestrator_from_a_file() -> None:
     (application,) = serve_config(args)["applications"]
     assert ServeArgs.model_validate(application["args"]).orchestrator_config() == config
     assert not args_of().orchestrator_config().require_verified
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--api-key-file=none",), "--api-key-file: none: cannot be read"),
+        (("--tls-dir=none",), "--tls-dir: none/ca.crt: No such file"),
+        (("--config=settings.yaml",), "cannot be read"),
+    ],
+)
+def test_serve_refuses_missing_secrets_before_anything_starts(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    flags: tuple[str, ...],
+    words: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = SETTINGS.replace("gateway: {", "gateway: {api_key_file: keys, ", 1)
+    (tmp_path / "settings.yaml").write_text(text)
+
+    assert cli.main(["serve", *flags]) == 2
+    assert words in capsys.readouterr().err

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from specserve.config import EngineConfig, OrchestratorConfig, ServerConfig, TlsSettings
 from specserve.errors import ConfigurationError
@@ -34,6 +34,8 @@ from specserve.tools.terminal import say, say_event, warn
 if TYPE_CHECKING:
     from specserve.app import LocalRay
     from specserve.rpc.serve_hooks import ReplicaDescription
+
+TlsT = TypeVar("TlsT", bound=TlsSettings)
 
 READY_TIMEOUT_S = 300.0
 """Longest wait for a pair that has started to become ready."""
@@ -97,7 +99,7 @@ def serve_args_from(args: argparse.Namespace) -> tuple[ServeArgs, ModelPair]:
         ConfigurationError: a flag is wrong, or the port is taken.
         VocabularyMismatch: draft and target differ; the first differing id is named.
     """
-    tls = _tls_from(args)
+    tls = _with_certificates(config_from_flags(args, TlsSettings))
     of_gateway = {k: v for k, v in vars(args).items() if k not in TlsSettings.model_fields}
     gateway = config_from_flags(argparse.Namespace(**of_gateway), GatewayConfig)
     gateway = _with_keys(gateway)
@@ -132,16 +134,29 @@ def _serve_args_from_file(args: argparse.Namespace) -> tuple[ServeArgs, ModelPai
         names = ", ".join(name if name == "target" else as_flag(name) for name in given)
         raise ConfigurationError(f"--config: the file has all settings; leave out {names}")
     serve_args = load_serve_args(args.config)
-    gateway = _with_keys(serve_args.gateway)
-    serve_args = serve_args.model_copy(update={"gateway": gateway})
+    secured = {
+        "gateway": _with_keys(serve_args.gateway),
+        "server": _with_certificates(serve_args.server),
+    }
+    serve_args = serve_args.model_copy(
+        update={
+            name: value for name, value in secured.items() if value != getattr(serve_args, name)
+        }
+    )
     require_free_port(serve_args.gateway.host, serve_args.gateway.port)
     pair = ModelPair(serve_args.target.model, serve_args.speculative, is_embedded=False)
     require_fitting(pair, serve_args.target)
     return serve_args, pair
 
 
-def _tls_from(args: argparse.Namespace) -> TlsSettings:
-    settings = config_from_flags(args, TlsSettings)
+def _with_certificates(settings: TlsT) -> TlsT:
+    """Refuse certificates that are wrong before anything starts, and name them for replicas.
+
+    They need not run where this does. Links stay: behind them a Secret may be swapped.
+
+    Raises:
+        ConfigurationError: they are missing or do not fit together.
+    """
     if settings.tls_dir is None:
         return settings
     load_certificates(Path(settings.tls_dir))
@@ -149,9 +164,7 @@ def _tls_from(args: argparse.Namespace) -> TlsSettings:
 
 
 def _with_keys(gateway: GatewayConfig) -> GatewayConfig:
-    """Refuse a file of API keys that is wrong before anything starts, and name it for replicas.
-
-    They need not run where this does. Links stay: behind them a Secret may be swapped.
+    """Do the same for the file of API keys.
 
     Raises:
         ConfigurationError: it cannot be read, or a line of it is no key.
