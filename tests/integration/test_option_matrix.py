@@ -383,9 +383,16 @@ async def test_a_rule_that_accepts_too_much_is_caught() -> None:
     async with matrix_client() as (client, _):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(decode, "accept", accept_everything)
-            for number in range(4):
+            num_faulty = 0
+            for number in range(40):
                 case = Case(OPTIONS[0], "standard", 4, stream=False, mixed=False, number=number)
-                laws.add(case, await ask(client, case.body(), stream=False))
+                answer = await ask(client, case.body(), stream=False)
+                # Where a busy machine left a choice without a draft token the fault could not act.
+                if answer.num_draft_tokens >= NUM_DRAWS:
+                    laws.add(case, answer)
+                    num_faulty += 1
+                if num_faulty == 8:
+                    break
     with pytest.raises(AssertionError, match="none, token 2"):
         laws.check()
 
