@@ -21,6 +21,7 @@ from specserve.model.messages import (
     Shutdown,
     VerifyReply,
 )
+from specserve.model.toy_runner import ToyRunner
 from support.engines import Caller
 
 TOY = EngineConfig(model="toy:vocab_size=16,eos_bias=-1000", block_size=4, num_kv_blocks=64)
@@ -193,3 +194,22 @@ def test_long_work_without_replies_still_reports_progress(monkeypatch):
     assert [output.load.num_iterations for output in sent] == sorted(
         {output.load.num_iterations for output in sent}
     )
+
+
+class Panic(BaseException):
+    """What a library's panic looks like: no Exception."""
+
+
+async def test_a_thread_that_a_library_panics_in_is_reported(started, monkeypatch):
+    """It ends with a word, and so can be started anew at once."""
+    device = await started("thread")
+
+    def panics(*_: object) -> None:
+        raise Panic("index out of bounds")
+
+    monkeypatch.setattr(ToyRunner, "forward", panics)
+    device.send(Caller("a", [1, 2, 3]).verify())
+    error = await asyncio.wait_for(device.failed, 60)
+
+    assert isinstance(error, PeerUnavailable)
+    assert "Panic: index out of bounds" in str(error)

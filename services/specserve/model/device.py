@@ -66,7 +66,9 @@ class ThreadDevice(BaseDevice):
             run_device(engine, self._receive, self._say)
         except SpecServeError as error:
             self._say(error)
-        except Exception as error:
+        except BaseException as error:
+            # A library's panic is no Exception, and a thread that ends without a word would be
+            # taken for one that hangs.
             logger.exception("the device loop failed")
             self._say(PeerUnavailable("device", f"{type(error).__name__}: {error}"))
 
