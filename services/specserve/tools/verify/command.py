@@ -145,6 +145,8 @@ async def _run(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
         return law.record(), law.passed
     async with reached(_pair_options(args)) as pair:
         say(_about(pair))
+        if pair.pair.reason:
+            say(f"note: {pair.pair.reason}")
         parity = await _parity(pair, args) if args.suite != "prefixes" else None
         prefixes = await _prefixes(pair, args) if args.suite != "parity" else None
     if parity is not None and prefixes is not None:
