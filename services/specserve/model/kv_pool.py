@@ -70,6 +70,7 @@ class KvPool:
         self.device = device
         self._all_keys: torch.Tensor | None = None
         self._all_values: torch.Tensor | None = None
+        self._stacked: tuple[NDArray[np.uint16], NDArray[np.uint16]] | None = None
         first = layers[0]
         if all(x.row_size == first.row_size and x.key_dim == first.key_dim for x in layers):
             self._all_keys = self._allocate(len(layers), first.num_kv_heads, first.key_dim)
@@ -107,10 +108,12 @@ class KvPool:
         Raises:
             ValueError: layers differ in shape, or hold another number type.
         """
-        keys, values = self._all_keys, self._all_values
-        if keys is None or values is None or self.dtype != torch.bfloat16:
-            raise ValueError(f"the pool is not one stack of bfloat16 layers but {self.dtype}")
-        return keys.view(torch.uint16).numpy(), values.view(torch.uint16).numpy()
+        if self._stacked is None:
+            keys, values = self._all_keys, self._all_values
+            if keys is None or values is None or self.dtype != torch.bfloat16:
+                raise ValueError(f"the pool is not one stack of bfloat16 layers but {self.dtype}")
+            self._stacked = keys.view(torch.uint16).numpy(), values.view(torch.uint16).numpy()
+        return self._stacked
 
     def write(
         self, layer: int, slots: int | torch.Tensor, keys: torch.Tensor, values: torch.Tensor

@@ -90,6 +90,8 @@ def draw_proposals(
             sampled.append(i)
         else:
             draws[i] = propose_row(as_array(logits[i]), row, top_k, ids)
+    if not sampled:
+        return draws
     coupled: list[int] = []
     candidates: list[Distribution] = []
     rankings = rank(logits, [rows[i].params for i in sampled], sampled, top_k)
