@@ -6,7 +6,6 @@ Knows a process and its address; knows no other member.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import grpc
@@ -76,14 +75,6 @@ class Member:
         await self.running.stop()  # collects what is left of it
         await self.start()
         await self.running.wait_ready()
-
-
-def pick(members: Iterable[Member], key: Callable[[Member], float], *, spare: int) -> Member | None:
-    """Choose a member that no fault has, the one left alone longest; None to keep `spare` free."""
-    free = [member for member in members if not member.is_faulted]
-    if len(free) <= spare:
-        return None
-    return min(free, key=key)
 
 
 async def held_by(member: Member) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from chaos.client import Client
 from chaos.cluster import Cluster
 from chaos.faults import Fault, MissedError
-from chaos.members import Member, pick
+from chaos.members import Member
 from chaos.tally import Harm, Tally
 from chaos.workload import Request
 
@@ -87,22 +87,20 @@ class Breaker:
                 task = group.create_task(self.do(fault, member))
                 running.add(task)
                 task.add_done_callback(running.discard)
-                await self._revive()
+                await self.revive()
 
     def _victim(self, fault: Fault) -> Member | None:
-        members = [
-            member
-            for member in self._cluster.of(fault.role)
-            if not fault.through or getattr(member, fault.through) is not None
-        ]
-        roles = self._cluster.of(fault.role)
-        if sum(not member.is_faulted for member in roles) <= SPARE[fault.role]:
+        """Choose the member that was left alone longest; None while all are needed or in use."""
+        free = [member for member in self._cluster.of(fault.role) if not member.is_faulted]
+        if len(free) <= SPARE[fault.role]:
             return None
-        return pick(members, lambda member: member.faulted_at, spare=0)
+        fitting = [m for m in free if not fault.through or getattr(m, fault.through) is not None]
+        return min(fitting, key=lambda member: member.faulted_at, default=None)
 
-    async def _revive(self) -> None:
+    async def revive(self) -> None:
+        """Start anew what has ended by itself: that is a fault found."""
         for name in await self._cluster.revive():
-            logger.warning("%s had ended by itself and was started anew", name)
+            self._tally.troubles.append(f"{name} ended by itself")
 
     async def do(self, fault: Fault, member: Member) -> None:
         """Harm one member and mend it."""
@@ -148,7 +146,7 @@ async def run_stage(
         )
         # Load goes on until the last fault is mended.
         group.create_task(load(client, requests, tally, until=breaking.done, per_s=per_s))
-    await cluster.revive()
+    await breaker.revive()
     tally.leaks += await cluster.leaks(LEAK_WAIT_S)
 
 
