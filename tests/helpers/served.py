@@ -49,11 +49,15 @@ class Served:
         self._port.release()
 
     def replica(self, role: str) -> tuple[int, str]:
-        """Return pid and address as printed for people."""
+        """Return pid and address as printed for people, of the first one."""
+        return self.replicas(role)[0]
+
+    def replicas(self, role: str) -> list[tuple[int, str]]:
+        """Return pid and address of each as printed for people."""
         pattern = re.compile(rf"{role} +pid (\d+) +grpc (\S+)")
         found = [match for line in self.command.output if (match := pattern.search(line))]
         assert found, self.command.output
-        return int(found[0][1]), found[0][2]
+        return [(int(match[1]), match[2]) for match in found]
 
     def complete(self, **fields: Any) -> Any:
         """Return a whole completion."""

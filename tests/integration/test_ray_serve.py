@@ -11,10 +11,13 @@ import httpx
 import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from helpers.processes import left_running
-from helpers.served import Served, text_of
+from helpers.served import PROMPT, Served, text_of
+from helpers.spans import attributes, coverage, receiving
 from specserve.gateway.api_keys import KeyRing, make_key
+from specserve.rpc.v1 import generation_pb2, generation_pb2_grpc
 from support.certificates import Authority, SecretVolume
 
 STOP_TIMEOUT_S = 20
@@ -23,8 +26,18 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def served():
-    served = Served()
+def sink():
+    """A collector that all processes export to; of requests nobody samples none is traced."""
+    with receiving() as (sink, endpoint), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
+        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+        patch.setenv("SPECSERVE_TRACE_SAMPLE_RATIO", "0")
+        yield sink
+
+
+@pytest.fixture(scope="module")
+def served(sink):
+    served = Served("--num-target-replicas=2", "--num-draft-replicas=2")
     try:
         yield served
     finally:
@@ -105,16 +118,81 @@ def test_a_client_that_leaves_frees_its_choice(served):
     assert running_choices(served) == 0
 
 
+CALLER_TRACE = "5bf92f3577b34da6a3ce929d0e0e4736"
+CALLER_SPAN = "00f067aa0ba902b7"
+
+
+def target_of(served, request_id):
+    """Return pid and id of the target that a running request is on, by what is remembered of it."""
+    records = served.client.get(f"/v1/specserve/requests/{request_id}").json()["requests"]
+    calls = [call for round_ in records[0]["rounds"] for call in round_["calls"]]
+    replica_id = next(c["replica_id"] for c in reversed(calls) if c["service"] == "target")
+    with grpc.insecure_channel(served.replica("orchestrator")[1]) as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        status = stub.GetStatus(generation_pb2.GetStatusRequest(), timeout=10)
+    return next(r.pid for r in status.replicas if r.replica_id == replica_id), replica_id
+
+
+def test_a_request_is_one_trace_from_its_caller_through_a_failover(served, sink):
+    """Serve's proxy, gateway, orchestrator, drafts and both targets: connected, and without gaps.
+
+    B214, B217: the context goes through Serve's handles and our own streams alike. What lies below
+    a span covers 95 % of it, of the caller's own time too.
+    """
+    headers = {
+        "traceparent": f"00-{CALLER_TRACE}-{CALLER_SPAN}-01",
+        "x-request-id": "through-a-failover",
+    }
+    body = {**PROMPT, "max_tokens": 500, "stream": True}
+    began = time.time_ns()
+    lost = ""
+    with served.client.stream("POST", "/v1/completions", json=body, headers=headers) as answer:
+        for number, _ in enumerate(answer.iter_lines()):
+            if number == 40:
+                pid, lost = target_of(served, "through-a-failover")
+                os.kill(pid, signal.SIGKILL)
+    caller = Span(
+        span_id=bytes.fromhex(CALLER_SPAN),
+        start_time_unix_nano=began,
+        end_time_unix_nano=time.time_ns(),
+    )
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        names = {span.name for span in sink.in_trace(CALLER_TRACE)}
+        if {"proxy_http_request", "orchestrator.generate", "gateway.answer"} <= names:
+            break
+        time.sleep(0.1)
+    spans = sink.in_trace(CALLER_TRACE)
+
+    known = {CALLER_SPAN, *(span.span_id.hex() for span in spans)}
+    assert {span.parent_span_id.hex() for span in spans} <= known
+    names = [span.name for span in spans]
+    assert "proxy_http_request" in names
+    (generate,) = [span for span in spans if span.name == "orchestrator.generate"]
+    assert attributes(generate)["specserve.num_target_reopens"] >= 1
+    calls = [span for span in spans if span.name == "spec_verify"]
+    assert len({attributes(span)["specserve.replica"] for span in calls}) == 2
+    failed = [span for span in calls if attributes(span).get("error.type")]
+    assert {attributes(span)["specserve.replica"] for span in failed} == {lost}
+    links = {link.span_id for span in spans for link in span.links}
+    assert {span.span_id for span in failed} <= links
+    assert "spec_draft" in names
+    assert {"target.verify", "draft.propose"} <= set(names)
+    for parent in (caller, *spans):
+        if any(span.parent_span_id == parent.span_id for span in spans):
+            assert coverage(parent, spans) >= 0.95, parent.name
+
+
 def test_a_killed_draft_leaves_the_stream_running(served):
     """`kill -9` of the draft replica in mid-stream: the same text, then a new draft is found."""
     whole = served.complete(max_tokens=400)["choices"][0]["text"]
-    pid, _ = served.replica("draft")
 
     chunks = []
     for number, chunk in enumerate(served.stream(max_tokens=400)):
         chunks.append(chunk)
         if number == 5:
-            os.kill(pid, signal.SIGKILL)
+            for pid, _ in served.replicas("draft"):
+                os.kill(pid, signal.SIGKILL)
 
     assert text_of(chunks) == whole
     assert chunks[-1][1]["choices"][0]["finish_reason"] == "length"

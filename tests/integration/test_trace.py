@@ -5,16 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Iterator
-from concurrent import futures
-from dataclasses import dataclass, field
-from typing import Any
 
 import grpc
 import pytest
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from helpers.pair import TARGET, Generated, Pair, greedy_tokens, make_request, running_pair
+from helpers.spans import Sink, attributes, receiving
 from specserve import cli, telemetry
 from specserve.rpc.request_view import view_of
 from specserve.rpc.v1 import requests_pb2, requests_pb2_grpc
@@ -32,43 +28,12 @@ TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 GATEWAY_SPAN_ID = "b7ad6b7169203331"
 
 
-@dataclass(slots=True)
-class Sink(trace_service_pb2_grpc.TraceServiceServicer):
-    """Takes what is exported over OTLP/gRPC."""
-
-    spans: list[Span] = field(default_factory=list)
-
-    def Export(self, request: Any, context: Any) -> trace_service_pb2.ExportTraceServiceResponse:
-        for resource in request.resource_spans:
-            for scope in resource.scope_spans:
-                self.spans += scope.spans
-        return trace_service_pb2.ExportTraceServiceResponse()
-
-    def named(self, name: str) -> list[Span]:
-        """Spans of one name, in order of their start."""
-        found = [span for span in self.spans if span.name == name]
-        return sorted(found, key=lambda span: span.start_time_unix_nano)
-
-
 @pytest.fixture
 def sink(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sink]:
     """Run a collector, and let the services trace to it as their environment tells them."""
-    collector = Sink()
-    server = grpc.server(futures.ThreadPoolExecutor(2))
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
-    yield collector
-    server.stop(None)
-
-
-def attributes(span: Span) -> dict[str, Any]:
-    """Read a span's attributes."""
-    return {
-        item.key: getattr(item.value, str(item.value.WhichOneof("value")))
-        for item in span.attributes
-    }
+    with receiving() as (collector, endpoint):
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
+        yield collector
 
 
 async def traced(pair: Pair, flags: str) -> Generated:

@@ -100,6 +100,30 @@ class SpeculativeDecoding(Answer):
     """One list per choice; level `detailed` only."""
 
 
+class TokenProvenance(Answer):
+    """Where one token came from."""
+
+    origin: TokenOrigin
+    """Accepted, recovered, bonus or plain."""
+    round: int
+    """Number of its round, from 1; an orchestrator that took over counts anew."""
+    position: int
+    """Its place in the round, from 0."""
+    proposer: str | None
+    """Who drafted in this round; null where nobody did."""
+    draft_replica: str | None
+    """Replica that drafted; null where no draft service did."""
+    draft_revision: str | None
+    """Revision of its model, or the first digits of its weights' fingerprint."""
+    target_replica: str
+    """Replica that verified."""
+    p: float | None
+    """The target's probability of the draft token here: of this token where it was accepted, of the
+    rejected one where it was recovered. By equality, 1 or 0, for greedy and coupled."""
+    q: float | None
+    """The draft's probability of that token; null where the rule needs none."""
+
+
 class Metrics(Answer):
     """Figures of one request."""
 
@@ -151,6 +175,8 @@ class CompletionChoice(Answer):
     """Emitted tokens, with `return_token_ids`."""
     token_origins: IfAsked[list[TokenOrigin]] = None
     """Where each token came from; level `detailed` only."""
+    token_provenance: IfAsked[list[TokenProvenance]] = None
+    """Round, replicas and probabilities of each token; level `detailed` only."""
     prompt_logprobs: IfAsked[PromptLogprobs] = None
     """With the request field of this name; on the first chunk of a choice."""
 
@@ -238,6 +264,8 @@ class ChatChoice(Answer):
     """Emitted tokens, with `return_token_ids`."""
     token_origins: IfAsked[list[TokenOrigin]] = None
     """Where each token came from; level `detailed` only."""
+    token_provenance: IfAsked[list[TokenProvenance]] = None
+    """Round, replicas and probabilities of each token; level `detailed` only."""
 
 
 class ChatChunkChoice(Answer):
@@ -255,6 +283,8 @@ class ChatChunkChoice(Answer):
     """Emitted tokens, with `return_token_ids`."""
     token_origins: IfAsked[list[TokenOrigin]] = None
     """Where each token came from; level `detailed` only."""
+    token_provenance: IfAsked[list[TokenProvenance]] = None
+    """Round, replicas and probabilities of each token; level `detailed` only."""
 
 
 class ChatCompletion(Answer):

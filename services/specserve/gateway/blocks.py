@@ -8,6 +8,7 @@ from typing import Literal
 
 from specserve.rpc.v1 import generation_pb2
 from specserve.rpc.v1.generation_pb2 import (
+    BlockProvenance,
     GenerateResponse,
     SpeculationRecord,
     SpeculativeMethod,
@@ -60,6 +61,8 @@ class Block:
     """One per token, if asked for."""
     rounds: tuple[Round, ...]
     """The rounds that made the tokens, if asked for."""
+    provenance: tuple[BlockProvenance, ...]
+    """Where the tokens of each of these rounds came from, if asked for."""
     finish_reason: FinishReason | None
     """Set on the choice's last block only."""
     record: SpeculationRecord | None

@@ -52,6 +52,7 @@ class ChatFormat(AnswerFormat[ChatChunkChoice]):
                 finish_reason=block.finish_reason,
                 token_ids=self.token_ids(block),
                 token_origins=self.token_origins(block),
+                token_provenance=self.token_provenance(block),
             )
         )
         return choices
@@ -86,6 +87,7 @@ class ChatFormat(AnswerFormat[ChatChunkChoice]):
                     finish_reason=ended(block),
                     token_ids=self.token_ids(block),
                     token_origins=self.token_origins(block),
+                    token_provenance=self.token_provenance(block),
                 )
                 for block in blocks
             ],

@@ -115,6 +115,7 @@ def _to_block(index: int, text: IncrementalText, response: GenerateResponse) -> 
         logprobs=tuple(map(_to_logprobs, response.logprobs)),
         origins=unpack_origins(response.origins),
         rounds=unpack_rounds(response),
+        provenance=tuple(response.provenance),
         finish_reason=finish_reason,
         record=response.record if response.HasField("record") else None,
         prompt_logprobs=tuple(map(_to_logprobs, response.prompt_logprobs)),

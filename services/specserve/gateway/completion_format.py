@@ -47,6 +47,7 @@ class CompletionFormat(AnswerFormat[CompletionChoice]):
             finish_reason=block.finish_reason,
             token_ids=self.token_ids(block),
             token_origins=self.token_origins(block),
+            token_provenance=self.token_provenance(block),
         )
 
     def _prompt_choice(self, index: int) -> CompletionChoice | None:
@@ -76,6 +77,7 @@ class CompletionFormat(AnswerFormat[CompletionChoice]):
             finish_reason=None,
             token_ids=[] if wanted.token_ids else None,
             token_origins=[] if wanted.detailed_metrics else None,
+            token_provenance=[] if wanted.detailed_metrics else None,
             prompt_logprobs=scores,
         )
 

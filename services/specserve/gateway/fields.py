@@ -218,7 +218,8 @@ class GenerationFields(Body):
     rejection_sample_method: Literal["auto", "standard", "coupled"] | None = None
     """Acceptance rule above temperature 0; None takes the configured one."""
     speculation_metrics: Literal["none", "summary", "detailed"] = "none"
-    """Answer `metrics.speculative_decoding`; detailed adds steps and `choices[].token_origins`."""
+    """Answer `metrics.speculative_decoding`; detailed adds steps, `choices[].token_origins` and
+    `choices[].token_provenance`."""
     user: object = None
     """Accepted and inert."""
     metadata: object = None

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from specserve.gateway.answers import Answer, Metrics, Usage
+from specserve.gateway.answers import Answer, Metrics, TokenProvenance, Usage
 from specserve.gateway.blocks import Block, FinishReason, TokenOrigin
 from specserve.gateway.plan import GenerationPlan, wanted_logprobs
 from specserve.gateway.prompt_gate import PromptGate
+from specserve.gateway.provenance import provenance_of
 from specserve.gateway.requests import ChatRequest, CompletionRequest
 from specserve.gateway.tally import Tally
 
@@ -138,6 +139,12 @@ class AnswerFormat(ABC, Generic[ChoiceT]):
         """Return where the block's tokens came from, if asked for."""
         return list(block.origins) if self.wanted.detailed_metrics else None
 
+    def token_provenance(self, block: Block) -> list[TokenProvenance] | None:
+        """Return all that is known of where they came from, if asked for."""
+        if not self.wanted.detailed_metrics:
+            return None
+        return list(provenance_of(block.provenance, block.origins, block.rounds))
+
     @property
     def _shows_tokens(self) -> bool:
         wanted = self.wanted
@@ -166,6 +173,7 @@ def merge(blocks: Sequence[Block]) -> Block:
         logprobs=tuple(item for block in blocks for item in block.logprobs),
         origins=tuple(item for block in blocks for item in block.origins),
         rounds=tuple(item for block in blocks for item in block.rounds),
+        provenance=tuple(item for block in blocks for item in block.provenance),
         finish_reason=last.finish_reason,
         record=last.record,
     )

@@ -199,6 +199,7 @@ def make_plan(
             timeout_s=config.request_timeout_s,
             # Whoever asked for none still gets a right record if the orchestrator's own is lost.
             include_origins=True,
+            include_provenance=body.speculation_metrics == "detailed",
             include_special_tokens=not body.skip_special_tokens,
         )
         for index, prompt in enumerate(prompt for prompt in prompts for _ in range(body.n))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from specserve.errors import PeerUnavailable, no_token
 from specserve.orchestrator.proposer import NOTHING_DRAFTED, Drafted, Proposer, ProposerName
+from specserve.orchestrator.provenance import Provenance
 from specserve.orchestrator.record import Record, TokenOrigin, origins_of
 from specserve.orchestrator.request_length import RequestLength
 from specserve.orchestrator.request_state import RequestState
@@ -34,6 +35,7 @@ class Committed:
     proposer: ProposerName | None
     num_accepted: int
     logprobs: target_pb2.RowLogprobs | None
+    provenance: Provenance | None = None
 
 
 class Decoder:
@@ -120,6 +122,7 @@ class Decoder:
         emission = self._trimmer.take(token_ids)
         origins = origins_of(len(proposal.draft_token_ids), verdict)[: emission.num_tokens]
         choice = self._length.choice
+        provenance = self._provenance(drafted, scored)
         self.record.add(len(proposal.draft_token_ids), origins, drafted.proposer)
         self.record.add_choice(choice.num_speculative_tokens, choice.reason)
         self.record.draft_s += drafted.wait_s
@@ -131,6 +134,8 @@ class Decoder:
             verdict.num_accepted,
             emission.num_tokens,
             (state.committed_length, state.draft.cached_length, state.target.cached_length),
+            provenance.target_probs,
+            provenance.draft_probs,
         )
         return Committed(
             token_ids[: emission.num_tokens],
@@ -140,6 +145,20 @@ class Decoder:
             drafted.proposer,
             verdict.num_accepted,
             scored.logprobs,
+            provenance,
+        )
+
+    def _provenance(self, drafted: Drafted, scored: Scored) -> Provenance:
+        trace, draft, target = self._state.trace, None, self._target.link
+        if drafted.proposer == "draft_model" and self._proposer is not None:
+            draft = self._proposer.link
+        return Provenance(
+            trace.num_rounds,
+            trace.num_emitted_in_round,
+            None if draft is None else draft.model,
+            None if target is None else target.model,
+            scored.scores.target_probs.tolist(),
+            drafted.token_probs,
         )
 
     def _decide(self, drafted: Drafted, scored: Scored) -> Verification:

@@ -128,14 +128,24 @@ class RequestSpans:
         }
         if num_rejected_from < record.num_draft_tokens:
             attributes[telemetry.ATTRIBUTE_FIRST_REJECTION] = num_rejected_from
-        self._export(
-            telemetry.SPAN_ROUND,
-            context,
-            self.context,
-            trace,
-            record.began_s,
-            record.began_s + record.wall_s,
-            attributes,
+        ended_s = record.began_s + record.wall_s
+        tokens: dict[str, telemetry.AttributeValue] = {
+            telemetry.ATTRIBUTE_TOKEN_ORIGINS: _origins(record)
+        }
+        if record.target_probs:
+            tokens[telemetry.ATTRIBUTE_TARGET_PROBS] = tuple(record.target_probs)
+        if record.draft_probs:
+            tokens[telemetry.ATTRIBUTE_DRAFT_PROBS] = tuple(record.draft_probs)
+        self._tracing.export(
+            SpanData(
+                telemetry.SPAN_ROUND,
+                context,
+                self.context,
+                _ns(trace, record.began_s),
+                _ns(trace, ended_s),
+                attributes,
+                events=((telemetry.EVENT_TOKENS, _ns(trace, ended_s), tokens),),
+            )
         )
         for call in record.calls:
             self._export_call(call, trace, context)
@@ -241,6 +251,15 @@ class RequestSpans:
 def _ns(trace: RequestTrace, seconds: float) -> int:
     """Convert seconds since a request's arrival to nanoseconds since 1970."""
     return int((trace.arrived_unix_s + seconds) * 1e9)
+
+
+def _origins(record: requests_pb2.RoundRecord) -> tuple[str, ...]:
+    """Name the origin of each emitted token, in order."""
+    if not record.num_draft_tokens:
+        return ("plain",) * record.num_emitted_tokens
+    is_full = record.num_accepted_tokens == record.num_draft_tokens
+    origins = ("accepted",) * record.num_accepted_tokens + ("bonus" if is_full else "recovered",)
+    return origins[: record.num_emitted_tokens]
 
 
 def _proposer(number: generation_pb2.SpeculativeMethod) -> str:

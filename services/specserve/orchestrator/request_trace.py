@@ -7,7 +7,7 @@ Knows times, lengths and counts; sees no token and no text.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from specserve.config import SpeculativeMethod
@@ -87,12 +87,16 @@ class RequestTrace:
         num_accepted: int,
         num_emitted: int,
         lengths: tuple[int, int, int],
+        target_probs: Sequence[float] = (),
+        draft_probs: Sequence[float] | None = None,
     ) -> None:
         """Note what was committed: the round's block, or one token of its decode-ahead.
 
         Args:
             num_emitted: tokens that were left after trimming.
             lengths: committed tokens, and those that draft and target are known to hold.
+            target_probs: [K] p of each draft token.
+            draft_probs: [K] q of each; None where the rule needs none.
         """
         round_ = self._round
         if round_ is None:
@@ -103,6 +107,8 @@ class RequestTrace:
             round_.proposer = codec.pack_method(proposer)
             round_.num_draft_tokens = num_draft_tokens
             round_.num_accepted_tokens = num_accepted
+            round_.target_probs.extend(target_probs)
+            round_.draft_probs.extend(draft_probs or ())
         if self.first_token_at is None:
             self.first_token_at = self.clock()
         round_.num_emitted_tokens += num_emitted
@@ -152,6 +158,11 @@ class RequestTrace:
                 epoch=epoch,
             )
         )
+
+    @property
+    def num_emitted_in_round(self) -> int:
+        """Tokens that the present round has emitted so far."""
+        return 0 if self._round is None else self._round.num_emitted_tokens
 
     @property
     def first_token_s(self) -> float | None:

@@ -23,7 +23,9 @@ _REASONS = {
 }
 
 
-def block_response(committed: Committed, *, origins: bool) -> generation_pb2.GenerateResponse:
+def block_response(
+    committed: Committed, *, origins: bool, provenance: bool = False
+) -> generation_pb2.GenerateResponse:
     """Write one committed block."""
     emission = committed.emission
     response = generation_pb2.GenerateResponse(
@@ -38,6 +40,8 @@ def block_response(committed: Committed, *, origins: bool) -> generation_pb2.Gen
         proposer = committed.proposer if committed.num_draft_tokens else None
         response.per_round_drafted.append(committed.num_draft_tokens)
         response.per_round_proposer.append(codec.pack_method(proposer))
+    if provenance and committed.provenance is not None:
+        response.provenance.append(committed.provenance.message(len(committed.token_ids)))
     if emission.finish_reason is not None:
         response.finish_reason = _REASONS[emission.finish_reason]
         if emission.stop_index is not None:

@@ -250,7 +250,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             async with aclosing(decoder.decode()) as rounds:
                 async for committed in rounds:
                     self.num_rounds += 1
-                    response = block_response(committed, origins=request.include_origins)
+                    response = block_response(
+                        committed,
+                        origins=request.include_origins,
+                        provenance=request.include_provenance,
+                    )
                     if is_first:
                         response.target_identity, is_first = target.identity, False
                     if committed.emission.finish_reason is not None:

@@ -129,6 +129,10 @@ class RoundView(View):
     """Of these, tokens whose KV the draft was known to hold."""
     target_cached_length: int
     """The same for the target."""
+    target_probs: list[float]
+    """p of each draft token; 1 or 0 by equality for greedy and coupled."""
+    draft_probs: list[float]
+    """q of each draft token; empty where the rule needs none."""
     outcome_cache_hit: bool
     """Draft tokens were there before they were asked for."""
     overlap_s: float
@@ -262,6 +266,8 @@ def _round(message: requests_pb2.RoundRecord) -> RoundView:
         committed_length=message.committed_length,
         draft_cached_length=message.draft_cached_length,
         target_cached_length=message.target_cached_length,
+        target_probs=list(message.target_probs),
+        draft_probs=list(message.draft_probs),
         outcome_cache_hit=any(call.hidden_tokens for call in calls),
         overlap_s=background_s + sum(call.hidden_s for call in calls),
         stages=stages_of(message),

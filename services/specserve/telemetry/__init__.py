@@ -27,6 +27,8 @@ SPAN_DRAFT_CALL = "draft.propose"
 SPAN_TARGET_CALL = "target.verify"
 """The target's own span of a call; `spec_verify` is the orchestrator's."""
 
+EVENT_TOKENS = "tokens"
+"""On a round: the origin of each token that it emitted, and the draft tokens' probabilities."""
 EVENT_FIRST_TOKEN = "first_token"  # noqa: S105 - a name
 
 CANCELLED = "cancelled"
@@ -59,6 +61,9 @@ ATTRIBUTE_LENGTH_REASON = "specserve.length_reason"
 ATTRIBUTE_NUM_DRAFT_TOKENS = "specserve.num_draft_tokens"
 ATTRIBUTE_NUM_ACCEPTED_TOKENS = "specserve.num_accepted_tokens"
 ATTRIBUTE_NUM_EMITTED_TOKENS = "specserve.num_emitted_tokens"
+ATTRIBUTE_TOKEN_ORIGINS = "specserve.token_origins"  # noqa: S105 - a name
+ATTRIBUTE_TARGET_PROBS = "specserve.target_probs"
+ATTRIBUTE_DRAFT_PROBS = "specserve.draft_probs"
 ATTRIBUTE_FIRST_REJECTION = "specserve.first_rejection"
 ATTRIBUTE_PROPOSER = "specserve.proposer"
 ATTRIBUTE_COMMITTED_LENGTH = "specserve.committed_length"

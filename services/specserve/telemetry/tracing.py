@@ -35,7 +35,7 @@ EXPORT_TIMEOUT_S = 5
 
 _LOW_64_BITS = (1 << 64) - 1
 
-AttributeValue = str | bool | int | float | Sequence[str]
+AttributeValue = str | bool | int | float | Sequence[str] | Sequence[float]
 Attributes = Mapping[str, AttributeValue]
 
 

@@ -55,7 +55,7 @@ SPECULATION_MODE_ON: SpeculationMode
 SPECULATION_MODE_AUTO: SpeculationMode
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "committed_token_ids", "sampling", "max_tokens", "num_speculative_tokens_plus_one", "stop", "stop_token_ids", "ignore_eos", "tenant_salt", "priority", "timeout_s", "include_origins", "include_special_tokens", "speculative_method", "num_prompt_logprobs_plus_one", "num_prompt_logprobs_received", "target_identity", "for_verification")
+    __slots__ = ("request_id", "prompt_token_ids", "committed_token_ids", "sampling", "max_tokens", "num_speculative_tokens_plus_one", "stop", "stop_token_ids", "ignore_eos", "tenant_salt", "priority", "timeout_s", "include_origins", "include_special_tokens", "speculative_method", "num_prompt_logprobs_plus_one", "num_prompt_logprobs_received", "target_identity", "for_verification", "include_provenance")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -75,6 +75,7 @@ class GenerateRequest(_message.Message):
     NUM_PROMPT_LOGPROBS_RECEIVED_FIELD_NUMBER: _ClassVar[int]
     TARGET_IDENTITY_FIELD_NUMBER: _ClassVar[int]
     FOR_VERIFICATION_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_PROVENANCE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_token_ids: bytes
     committed_token_ids: bytes
@@ -94,10 +95,11 @@ class GenerateRequest(_message.Message):
     num_prompt_logprobs_received: int
     target_identity: str
     for_verification: bool
-    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., committed_token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., num_speculative_tokens_plus_one: _Optional[int] = ..., stop: _Optional[_Iterable[bytes]] = ..., stop_token_ids: _Optional[bytes] = ..., ignore_eos: _Optional[bool] = ..., tenant_salt: _Optional[bytes] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., include_origins: _Optional[bool] = ..., include_special_tokens: _Optional[bool] = ..., speculative_method: _Optional[_Union[SpeculativeMethod, str]] = ..., num_prompt_logprobs_plus_one: _Optional[int] = ..., num_prompt_logprobs_received: _Optional[int] = ..., target_identity: _Optional[str] = ..., for_verification: _Optional[bool] = ...) -> None: ...
+    include_provenance: bool
+    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., committed_token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., num_speculative_tokens_plus_one: _Optional[int] = ..., stop: _Optional[_Iterable[bytes]] = ..., stop_token_ids: _Optional[bytes] = ..., ignore_eos: _Optional[bool] = ..., tenant_salt: _Optional[bytes] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., include_origins: _Optional[bool] = ..., include_special_tokens: _Optional[bool] = ..., speculative_method: _Optional[_Union[SpeculativeMethod, str]] = ..., num_prompt_logprobs_plus_one: _Optional[int] = ..., num_prompt_logprobs_received: _Optional[int] = ..., target_identity: _Optional[str] = ..., for_verification: _Optional[bool] = ..., include_provenance: _Optional[bool] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("token_ids", "text", "logprobs", "origins", "finish_reason", "stop_index_plus_one", "record", "per_round_drafted", "per_round_proposer", "prompt_logprobs", "target_identity")
+    __slots__ = ("token_ids", "text", "logprobs", "origins", "finish_reason", "stop_index_plus_one", "record", "per_round_drafted", "per_round_proposer", "prompt_logprobs", "target_identity", "provenance")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
@@ -109,6 +111,7 @@ class GenerateResponse(_message.Message):
     PER_ROUND_PROPOSER_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TARGET_IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    PROVENANCE_FIELD_NUMBER: _ClassVar[int]
     token_ids: bytes
     text: bytes
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
@@ -120,7 +123,28 @@ class GenerateResponse(_message.Message):
     per_round_proposer: _containers.RepeatedScalarFieldContainer[SpeculativeMethod]
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
     target_identity: str
-    def __init__(self, token_ids: _Optional[bytes] = ..., text: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., origins: _Optional[_Iterable[_Union[TokenOrigin, str]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., stop_index_plus_one: _Optional[int] = ..., record: _Optional[_Union[SpeculationRecord, _Mapping]] = ..., per_round_drafted: _Optional[_Iterable[int]] = ..., per_round_proposer: _Optional[_Iterable[_Union[SpeculativeMethod, str]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., target_identity: _Optional[str] = ...) -> None: ...
+    provenance: _containers.RepeatedCompositeFieldContainer[BlockProvenance]
+    def __init__(self, token_ids: _Optional[bytes] = ..., text: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., origins: _Optional[_Iterable[_Union[TokenOrigin, str]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., stop_index_plus_one: _Optional[int] = ..., record: _Optional[_Union[SpeculationRecord, _Mapping]] = ..., per_round_drafted: _Optional[_Iterable[int]] = ..., per_round_proposer: _Optional[_Iterable[_Union[SpeculativeMethod, str]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., target_identity: _Optional[str] = ..., provenance: _Optional[_Iterable[_Union[BlockProvenance, _Mapping]]] = ...) -> None: ...
+
+class BlockProvenance(_message.Message):
+    __slots__ = ("round", "first_position", "num_tokens", "draft_replica_id", "draft_revision", "target_replica_id", "target_probs", "draft_probs")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    FIRST_POSITION_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_REVISION_FIELD_NUMBER: _ClassVar[int]
+    TARGET_REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
+    TARGET_PROBS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_PROBS_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    first_position: int
+    num_tokens: int
+    draft_replica_id: str
+    draft_revision: str
+    target_replica_id: str
+    target_probs: bytes
+    draft_probs: bytes
+    def __init__(self, round: _Optional[int] = ..., first_position: _Optional[int] = ..., num_tokens: _Optional[int] = ..., draft_replica_id: _Optional[str] = ..., draft_revision: _Optional[str] = ..., target_replica_id: _Optional[str] = ..., target_probs: _Optional[bytes] = ..., draft_probs: _Optional[bytes] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("logprob", "top_token_ids", "top_logprobs")

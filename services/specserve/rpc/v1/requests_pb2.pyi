@@ -99,7 +99,7 @@ class RequestRecord(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., span_id: _Optional[str] = ..., sampled: _Optional[bool] = ..., state: _Optional[_Union[RequestState, str]] = ..., finish_reason: _Optional[_Union[_generation_pb2.FinishReason, str]] = ..., error: _Optional[str] = ..., arrived_unix_s: _Optional[float] = ..., queue_s: _Optional[float] = ..., total_s: _Optional[float] = ..., prompt_length: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., num_speculative_tokens: _Optional[int] = ..., method: _Optional[_Union[_generation_pb2.SpeculativeMethod, str]] = ..., rule: _Optional[_Union[_common_pb2.AcceptanceRule, str]] = ..., attempt: _Optional[int] = ..., carried_over_length: _Optional[int] = ..., record: _Optional[_Union[_generation_pb2.SpeculationRecord, _Mapping]] = ..., num_rounds: _Optional[int] = ..., num_rounds_left_out: _Optional[int] = ..., rounds: _Optional[_Iterable[_Union[RoundRecord, _Mapping]]] = ..., orchestrator_id: _Optional[str] = ..., tenant_salt: _Optional[bytes] = ...) -> None: ...
 
 class RoundRecord(_message.Message):
-    __slots__ = ("began_s", "wall_s", "num_speculative_tokens", "reason", "proposer", "num_draft_tokens", "num_accepted_tokens", "num_emitted_tokens", "committed_length", "draft_cached_length", "target_cached_length", "calls")
+    __slots__ = ("began_s", "wall_s", "num_speculative_tokens", "reason", "proposer", "num_draft_tokens", "num_accepted_tokens", "num_emitted_tokens", "committed_length", "draft_cached_length", "target_cached_length", "calls", "target_probs", "draft_probs")
     BEGAN_S_FIELD_NUMBER: _ClassVar[int]
     WALL_S_FIELD_NUMBER: _ClassVar[int]
     NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -112,6 +112,8 @@ class RoundRecord(_message.Message):
     DRAFT_CACHED_LENGTH_FIELD_NUMBER: _ClassVar[int]
     TARGET_CACHED_LENGTH_FIELD_NUMBER: _ClassVar[int]
     CALLS_FIELD_NUMBER: _ClassVar[int]
+    TARGET_PROBS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_PROBS_FIELD_NUMBER: _ClassVar[int]
     began_s: float
     wall_s: float
     num_speculative_tokens: int
@@ -124,7 +126,9 @@ class RoundRecord(_message.Message):
     draft_cached_length: int
     target_cached_length: int
     calls: _containers.RepeatedCompositeFieldContainer[CallRecord]
-    def __init__(self, began_s: _Optional[float] = ..., wall_s: _Optional[float] = ..., num_speculative_tokens: _Optional[int] = ..., reason: _Optional[str] = ..., proposer: _Optional[_Union[_generation_pb2.SpeculativeMethod, str]] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_emitted_tokens: _Optional[int] = ..., committed_length: _Optional[int] = ..., draft_cached_length: _Optional[int] = ..., target_cached_length: _Optional[int] = ..., calls: _Optional[_Iterable[_Union[CallRecord, _Mapping]]] = ...) -> None: ...
+    target_probs: _containers.RepeatedScalarFieldContainer[float]
+    draft_probs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, began_s: _Optional[float] = ..., wall_s: _Optional[float] = ..., num_speculative_tokens: _Optional[int] = ..., reason: _Optional[str] = ..., proposer: _Optional[_Union[_generation_pb2.SpeculativeMethod, str]] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_emitted_tokens: _Optional[int] = ..., committed_length: _Optional[int] = ..., draft_cached_length: _Optional[int] = ..., target_cached_length: _Optional[int] = ..., calls: _Optional[_Iterable[_Union[CallRecord, _Mapping]]] = ..., target_probs: _Optional[_Iterable[float]] = ..., draft_probs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class CallRecord(_message.Message):
     __slots__ = ("service", "replica_id", "revision", "began_s", "wall_s", "timing", "num_replies", "error", "is_background", "epoch")

@@ -11,6 +11,7 @@ steps       one forward at several row counts against eager transformers
 speedup     tokens/s with and without speculation on real prompts, by category
 overlap     the draft's outcome cache off and on, on modelled devices
 pools       tokens/s with 1 to 8 targets, against so many times one, on modelled devices
+telemetry   processor time of records, metrics and traces per round, nothing and everything sampled
 
 Exit code: 0 done (serving, sweep: enable), 1 a problem, 2 wrong usage, 3 keep target-only, 4 not
 comparable, 130 interrupted, with what was measured kept. Ratios are taken within one run.
@@ -37,7 +38,7 @@ from specserve.tools.terminal import Progress, say, table
 
 Figures = dict[str, float]
 
-FIGURE_SUITES = ("overhead", "engine", "steps", "speedup", "overlap", "pools")
+FIGURE_SUITES = ("overhead", "engine", "steps", "speedup", "overlap", "pools", "telemetry")
 RECORD_SUITES = ("serving", "acceptance", "auto", "sweep")
 SUITES = (*RECORD_SUITES, *FIGURE_SUITES)
 
@@ -143,6 +144,10 @@ def _run_figures(
         from specserve.tools.bench.pools import run_pools_suite
 
         figures |= asyncio.run(run_pools_suite())
+    elif name == "telemetry":
+        from specserve.tools.bench.telemetry import run_telemetry_suite
+
+        figures |= asyncio.run(run_telemetry_suite())
     elif name == "overhead":
         from specserve.tools.bench.overhead import run_overhead_suite
 
