@@ -9,6 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+from opentelemetry.proto.collector.metrics.v1 import (
+    metrics_service_pb2,
+    metrics_service_pb2_grpc,
+)
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
@@ -18,6 +22,8 @@ class Sink(trace_service_pb2_grpc.TraceServiceServicer):
     """Takes what is exported over OTLP/gRPC."""
 
     spans: list[Span] = field(default_factory=list)
+    points: dict[str, float] = field(default_factory=dict)
+    """{metric: the latest sum, value or count of all its points}, over OTLP metrics."""
     services: set[str] = field(default_factory=set)
     """Names of those who exported."""
 
@@ -31,6 +37,16 @@ class Sink(trace_service_pb2_grpc.TraceServiceServicer):
             for scope in resource.scope_spans:
                 self.spans += scope.spans
         return trace_service_pb2.ExportTraceServiceResponse()
+
+    def take_metrics(self, request: Any) -> None:
+        """Keep the latest points."""
+        for resource in request.resource_metrics:
+            for scope in resource.scope_metrics:
+                for metric in scope.metrics:
+                    data = getattr(metric, metric.WhichOneof("data")).data_points
+                    is_histogram = metric.WhichOneof("data") == "histogram"
+                    values = [p.count if is_histogram else p.as_double or p.as_int for p in data]
+                    self.points[metric.name] = sum(values)
 
     def named(self, name: str) -> list[Span]:
         """Spans of one name, in order of their start."""
@@ -46,12 +62,24 @@ class Sink(trace_service_pb2_grpc.TraceServiceServicer):
         return sorted(spans, key=lambda span: span.start_time_unix_nano)
 
 
+class MetricsSink(metrics_service_pb2_grpc.MetricsServiceServicer):
+    """Takes metrics for a sink."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+
+    def Export(self, request: Any, context: Any) -> Any:
+        self._sink.take_metrics(request)
+        return metrics_service_pb2.ExportMetricsServiceResponse()
+
+
 @contextmanager
 def receiving() -> Iterator[tuple[Sink, str]]:
     """Run a receiver; gives it and its endpoint."""
     sink = Sink()
     server = grpc.server(futures.ThreadPoolExecutor(4))
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(sink, server)
+    metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(MetricsSink(sink), server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:

@@ -134,6 +134,18 @@ async def test_rounds_and_calls_leave_no_gap(sink: Sink) -> None:
         assert abs(one.end_time_unix_nano - next_one.start_time_unix_nano) <= 1000
 
 
+async def test_metrics_go_out_over_otlp_as_well(sink: Sink) -> None:
+    """What /metrics shows, as sums and histograms, at the latest when a service stops."""
+    async with running_pair() as pair:
+        answer = await traced(pair, "00")
+    assert answer.record is not None
+    points = sink.points
+    assert points["specserve_orchestrator_num_draft_tokens"] == answer.record.num_draft_tokens
+    assert points["specserve_orchestrator_round_seconds"] > 1
+    assert points["specserve_device_iterations"] > 0
+    assert points["specserve_request_decode_time_seconds"] == 1
+
+
 async def test_unsampled_request_leaves_no_span(sink: Sink) -> None:
     """The gateway's decision not to sample holds in every service."""
     async with running_pair() as pair:

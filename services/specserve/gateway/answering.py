@@ -38,6 +38,7 @@ from specserve.gateway.requests import parse_body
 from specserve.gateway.shaping import as_event, padded, shaped
 from specserve.gateway.tenants import Tenant, key_tenant, resolve_tenant
 from specserve.telemetry import Tracing
+from specserve.telemetry.logs import enter_request
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +105,7 @@ class GenerationAnswer(Response, Generic[BodyT]):
         observer = RequestObserver(
             self._endpoint.operation, request.headers, services.metrics, services.tracing
         )
+        enter_request(self._header_id, observer.context)
         error: BaseException | None = None
         try:
             with services.drain.running():

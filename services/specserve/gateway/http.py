@@ -93,6 +93,7 @@ def create_http_app(
     table = tokenizer.token_table()
     pair = PairWatch(backend, config.served_model_name, config.pair_refresh_s, table.fingerprint)
     tracing = tracing or Tracing()
+    tracing.export_metrics(metrics.registry)
     services = Services(backend, pair, config, drain, Limiter(), metrics, tracing)
     texts = TokenTexts(table)
     grammars = GrammarCompiler(lambda: table)

@@ -46,7 +46,9 @@ class RequestObserver:
         self._tally: Tally | None = None
         self._tenant = ""
         self._spans = RequestSpans(operation, headers, tracing, self._arrived_at)
-        self.traceparent = self._spans.context.traceparent
+        self.context = self._spans.context
+        """Of the request's own span."""
+        self.traceparent = self.context.traceparent
         """Context for the calls below."""
         self._exemplar = self._spans.exemplar
 

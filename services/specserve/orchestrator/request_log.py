@@ -17,6 +17,7 @@ from specserve.orchestrator.round_counts import RoundCounts
 from specserve.rpc import codec
 from specserve.rpc.v1 import generation_pb2, requests_pb2
 from specserve.telemetry import TraceContext, Tracing
+from specserve.telemetry.logs import enter_request
 
 
 class LoggedRequest:
@@ -100,6 +101,7 @@ class RequestLog:
         """
         spans = RequestSpans(self._tracing, parent, request.request_id, attempt)
         context = spans.context
+        enter_request(request.request_id, context)
         kept: KeptRequest
 
         def on_round(record: requests_pb2.RoundRecord) -> None:

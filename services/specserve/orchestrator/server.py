@@ -181,6 +181,7 @@ async def start_orchestrator(config: OrchestratorConfig) -> RunningOrchestrator:
 
     await server.start(register)
     pair.start()
+    tracing.export_metrics(metrics.registry)
     return RunningOrchestrator(
         replica_id, pair, servicer, length, metrics.registry, server, tracing
     )

@@ -96,6 +96,11 @@ class ReplicaServer:
         """Sessions under a lease."""
         return len(self._leases)
 
+    @property
+    def tracing(self) -> Tracing:
+        """Where its spans and metrics go."""
+        return self._tracing
+
     def failure(self) -> str | None:
         """Say why this replica can no longer serve; None while it can."""
         return self._supervisor.failure

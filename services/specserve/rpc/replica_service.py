@@ -57,6 +57,7 @@ class ReplicaService:
         server = GrpcServer(config, [service_name], registry, MutualTls.of(config))
         await replica.start()
         registry.register(LoadCollector(role, lambda: replica.device.load))
+        replica.tracing.export_metrics(registry)
         try:
             await server.start(register)
         except BaseException:

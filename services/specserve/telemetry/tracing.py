@@ -15,9 +15,12 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan, SpanProcessor
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+from prometheus_client import CollectorRegistry
 
 from specserve.errors import ConfigurationError
+from specserve.telemetry import metrics_push
 from specserve.telemetry.context import TraceContext, new_span_id, new_trace_id
+from specserve.telemetry.metrics_push import MetricsPush
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 SAMPLE_RATIO = "SPECSERVE_TRACE_SAMPLE_RATIO"
@@ -67,6 +70,7 @@ class Tracing:
     """Share of the requests without a caller's word that are sampled."""
     slow_s: float = DEFAULT_SLOW_S
     resource: Resource = field(default_factory=lambda: Resource({}))
+    _pushes: list[MetricsPush] = field(default_factory=list)
     _scope: InstrumentationScope = field(default_factory=lambda: InstrumentationScope("specserve"))
 
     @property
@@ -113,8 +117,26 @@ class Tracing:
             )
         )
 
+    def export_metrics(self, registry: CollectorRegistry) -> None:
+        """Push a registry's metrics as well, from now to the shutdown, where spans are exported."""
+        if not self.is_on or not metrics_push.is_wanted():
+            return
+        from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import (  # noqa: PLC0415
+            OTLPMetricExporter,
+        )
+
+        interval_ms = number_from_environment(
+            metrics_push.INTERVAL_MS, metrics_push.DEFAULT_INTERVAL_MS, most=float("inf")
+        )
+        exporter = OTLPMetricExporter(timeout=EXPORT_TIMEOUT_S)
+        self._pushes.append(
+            MetricsPush(registry, exporter, self.resource, max(interval_ms, 10.0) / 1000)
+        )
+
     def shutdown(self) -> None:
         """Export what is left, within seconds. Idempotent."""
+        while self._pushes:
+            self._pushes.pop().stop()
         if self.processor is not None:
             processor, self.processor = self.processor, None
             processor.force_flush(EXPORT_TIMEOUT_S * 1000)

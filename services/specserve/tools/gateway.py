@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     target = EngineConfig(
         model=args.tokenizer, revision=args.revision, trust_remote_code=args.trust_remote_code
     )
-    configure_logging(args.log_level)
+    configure_logging(args.log_level, args.log_format)
     return event_loop.run(_serve(config, target, args.orchestrator_address, args.stop_on_eof))
 
 

@@ -21,6 +21,8 @@ from specserve.tools.terminal import say_event, warn
 if TYPE_CHECKING:
     from specserve.rpc.server import RunningService
 
+TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
 FAILURE_LIMIT_S = 60.0
 """A service that cannot serve for this long ends, so that its supervisor starts it anew."""
 
@@ -30,14 +32,23 @@ def add_common_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("process")
     group.add_argument("--log-level", metavar="LEVEL", default="warning", help="debug ... error")
     group.add_argument(
+        "--log-format",
+        choices=("text", "json"),
+        default="text",
+        help="json: one object a line, with the ids of request and trace",
+    )
+    group.add_argument(
         "--stop-on-eof",
         action="store_true",
         help="also stop when stdin ends, so that nothing outlives the program that started this",
     )
 
 
-def configure_logging(level: str) -> None:
+def configure_logging(level: str, form: str = "text") -> None:
     """Send log lines to stderr.
+
+    Args:
+        form: text, or json: one object a line.
 
     Raises:
         ConfigurationError: there is no such level.
@@ -47,9 +58,14 @@ def configure_logging(level: str) -> None:
         raise ConfigurationError(
             f"--log-level: found {quoted(level)}, wanted debug, info, warning, error"
         )
-    logging.basicConfig(
-        level=number, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    if form == "json":
+        from specserve.telemetry.logs import JsonFormatter
+
+        handler.setFormatter(JsonFormatter())
+    else:
+        handler.setFormatter(logging.Formatter(TEXT_FORMAT))
+    logging.basicConfig(level=number, handlers=[handler])
 
 
 def run_service(
@@ -59,7 +75,7 @@ def run_service(
     args: argparse.Namespace,
 ) -> int:
     """Start a service, say that it is ready, serve until told to stop; return the exit code."""
-    configure_logging(args.log_level)
+    configure_logging(args.log_level, args.log_format)
     return event_loop.run(_serve(role, start, drain_deadline_s, stop_on_eof=args.stop_on_eof))
 
 

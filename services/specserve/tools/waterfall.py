@@ -5,6 +5,7 @@ Pure: a view in, lines out. Knows no terminal and asks nobody.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 
 from specserve.rpc.request_view import RequestView, RoundView, StageSeconds
@@ -27,6 +28,12 @@ MARKS = {
     "commit_s": "c",
 }
 """How a stage is drawn, in the order of a round."""
+
+LONGER = ">"
+"""Ends a round that is longer than the width."""
+
+MAX_MEDIANS = 4
+"""One round that waited long must not make all others invisible."""
 
 OVERLAP = "x"
 """Drawn where the target verified while the draft drafted ahead for the next round."""
@@ -85,7 +92,7 @@ def _rounds(view: RequestView) -> list[str]:
     if len(rounds) > MAX_ROUNDS:
         longest = sorted(rounds, key=lambda pair: pair[1].wall_s, reverse=True)[:MAX_ROUNDS]
         rounds = sorted(longest, key=lambda pair: pair[0])
-    scale = max((round_.wall_s for _, round_ in rounds), default=0.0)
+    scale = _scale([round_.wall_s for _, round_ in rounds])
     rows = []
     for number, round_ in rounds:
         following = view.rounds[number + 1] if number + 1 < len(view.rounds) else None
@@ -103,7 +110,8 @@ def _rounds(view: RequestView) -> list[str]:
         )
     if not rows:
         return ["no round is remembered"]
-    header = ("round", "at ms", "ms", "K and why", "acc.", "out", "the longest fills the width", "")
+    width = f"the width is {_ms(scale)}, > is longer"
+    header = ("round", "at ms", "ms", "K and why", "acc.", "out", width, "")
     left_out = len(view.rounds) - len(rows) + view.num_rounds_left_out
     more = [f"{left_out} more rounds are not shown"] if left_out else []
     return [table(header, rows), *more, LEGEND]
@@ -123,7 +131,15 @@ def drawing(round_: RoundView, following: RoundView | None, scale: float) -> str
     if following is not None:
         hidden_s = sum(call.hidden_s for call in following.calls)
     hidden = min(round(WIDTH * hidden_s / scale), text.count("v"))
-    return text.replace("v", OVERLAP, hidden)
+    text = text.replace("v", OVERLAP, hidden)
+    return text if len(text) <= WIDTH else text[: WIDTH - 1] + LONGER
+
+
+def _scale(walls_s: Sequence[float]) -> float:
+    """Choose what fills the width: the longest round, but no more than a few ordinary ones."""
+    if not walls_s:
+        return 0.0
+    return min(max(walls_s), MAX_MEDIANS * statistics.median(walls_s))
 
 
 def _notes(round_: RoundView) -> str:

@@ -1,0 +1,43 @@
+"""Log lines that say which request and trace they belong to, one JSON object each.
+
+The present request is a context variable: set in the task that serves it, inherited by the tasks
+that this one starts; it ends with them, so that nothing need be undone. Knows the logging module.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from contextvars import ContextVar
+from datetime import UTC, datetime
+
+from specserve.telemetry.context import TraceContext
+
+_REQUEST: ContextVar[tuple[str, TraceContext] | None] = ContextVar("request", default=None)
+
+
+def enter_request(request_id: str, context: TraceContext) -> None:
+    """Let the log lines of this task, and of those it starts, carry a request's id and trace."""
+    _REQUEST.set((request_id, context))
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line; of a request its id, trace and span, under OpenTelemetry's names."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Write a record."""
+        fields = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        request = _REQUEST.get()
+        if request is not None:
+            request_id, context = request
+            fields["request_id"] = request_id
+            fields["trace_id"] = context.trace_id_text
+            fields["span_id"] = context.span_id_text
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields, ensure_ascii=False)
