@@ -56,7 +56,11 @@ class LoggedRequest:
     def end(self, error: BaseException | None) -> None:
         """Note how it ended."""
         self.trace.end()
-        if isinstance(error, asyncio.CancelledError | GeneratorExit):
+        gone = isinstance(error, asyncio.CancelledError | GeneratorExit)
+        if gone and self._record.finish_reason:
+            # Its last block was written: whoever has it may hang up before this call returns.
+            self._record.state = requests_pb2.REQUEST_STATE_FINISHED
+        elif gone:
             self._record.state = requests_pb2.REQUEST_STATE_CANCELLED
         elif error is not None:
             self._record.state = requests_pb2.REQUEST_STATE_FAILED
