@@ -5,6 +5,8 @@ Label values that come from outside are bounded. Knows records and counters; dec
 
 from __future__ import annotations
 
+from collections import Counter
+
 from specserve.rpc.round_stages import stage_seconds
 from specserve.rpc.v1 import requests_pb2
 from specserve.telemetry import RoundMetrics, TraceContext
@@ -12,6 +14,10 @@ from specserve.telemetry.bounded_labels import BoundedLabels
 
 LOOKUP = "none"
 """Draft revision of tokens that no draft model drew."""
+
+MAX_UNWRITTEN = 32
+"""Rounds that are added up before counters take them in: a counter's lock costs more than its sum,
+and a round has ten of them between the target's answer and the draft's next call."""
 
 
 class RoundCounts:
@@ -23,20 +29,26 @@ class RoundCounts:
         self._stages = {
             name: metrics.stage_seconds.labels(stage=name) for name in stage_seconds(0.0, ())
         }
+        self._seconds = dict.fromkeys(self._stages, 0.0)
+        self._num_rejections: Counter[int] = Counter()
+        """{position: rounds that a rejection ended there}"""
+        self._num_hits = 0
+        self._tokens: dict[tuple[str, ...], list[int]] = {}
+        """{labels: [drafted, accepted]}"""
+        self._num_unwritten = 0
         self._batch = {
             name: metrics.batch_size.labels(service=name) for name in ("draft", "target")
         }
 
     def on_round(self, record: requests_pb2.RoundRecord, context: TraceContext) -> None:
-        """Count a round that has ended."""
+        """Count a round that has ended; some counters show it with the next `write`."""
         metrics = self._metrics
         for name, seconds in stage_seconds(record.wall_s, record.calls).items():
-            if seconds > 0:
-                self._stages[name].inc(seconds)
+            self._seconds[name] += seconds
         metrics.round_seconds.observe(record.wall_s, exemplar(context))
         drafted, accepted = record.num_draft_tokens, record.num_accepted_tokens
         if accepted < drafted:
-            metrics.rejections_per_position.labels(position=str(accepted)).inc()
+            self._num_rejections[accepted] += 1
         model, revision = "", LOOKUP
         for call in record.calls:
             if call.error:
@@ -49,11 +61,31 @@ class RoundCounts:
             elif not call.is_background:
                 revision = call.revision
             if call.timing.hidden_tokens:
-                metrics.outcome_cache_hits.inc()
+                self._num_hits += 1
         if drafted:
-            labels = self._revisions.of(model, revision)
+            tokens = self._tokens.setdefault(self._revisions.of(model, revision), [0, 0])
+            tokens[0] += drafted
+            tokens[1] += accepted
+        self._num_unwritten += 1
+        if self._num_unwritten >= MAX_UNWRITTEN:
+            self.write()
+
+    def write(self) -> None:
+        """Let the counters take in what was added up."""
+        metrics = self._metrics
+        for name, seconds in self._seconds.items():
+            if seconds > 0:
+                self._stages[name].inc(seconds)
+                self._seconds[name] = 0.0
+        for position, count in self._num_rejections.items():
+            metrics.rejections_per_position.labels(position=str(position)).inc(count)
+        self._num_rejections.clear()
+        metrics.outcome_cache_hits.inc(self._num_hits)
+        for labels, (drafted, accepted) in self._tokens.items():
             metrics.revision_draft_tokens.labels(*labels).inc(drafted)
             metrics.revision_accepted_tokens.labels(*labels).inc(accepted)
+        self._tokens.clear()
+        self._num_hits = self._num_unwritten = 0
 
     def on_end(
         self, record: requests_pb2.RequestRecord, first_token_s: float | None, context: TraceContext
@@ -63,6 +95,7 @@ class RoundCounts:
         Args:
             first_token_s: from its arrival to its first token.
         """
+        self.write()
         if not record.num_rounds:
             return
         sample = exemplar(context)
