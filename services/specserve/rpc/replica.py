@@ -83,8 +83,10 @@ class ReplicaServer:
 
     @property
     def load(self) -> EngineLoad:
-        """The device's load, and how many orchestrators it comes from."""
-        return replace(self.device.load, num_callers=len(self._streams))
+        """The device's load, with what this server knows sooner: sessions, and who calls."""
+        return replace(
+            self.device.load, num_sessions=self.num_sessions, num_callers=len(self._streams)
+        )
 
     @property
     def draining(self) -> bool:
@@ -129,6 +131,7 @@ class ReplicaServer:
             self._calls.forget_stream(stream)
 
     def _take_frame(self, stream: FrameStream, frame: Any) -> None:
+        num_before = self.num_sessions
         # Releases before calls: a session may be given up and opened anew in one frame.
         for release in frame.releases:
             self._leases.end(release.session_id)
@@ -141,6 +144,14 @@ class ReplicaServer:
                 self.device.send(Cancel(number))
         if frame.HasField("heartbeat"):
             self._leases.renew(frame.heartbeat.session_ids)
+            stream.report_load()
+        if self.num_sessions != num_before and len(self._streams) > 1:
+            # Else two orchestrators that choose one after the other would choose the same.
+            self._tell_load()
+
+    def _tell_load(self) -> None:
+        """Have every orchestrator hear of the present load."""
+        for stream in self._streams:
             stream.report_load()
 
     def _take_call(self, stream: FrameStream, message: Any) -> None:
@@ -171,8 +182,7 @@ class ReplicaServer:
     def _on_output(self, output: EngineOutput) -> None:
         if output.load.num_sessions < self._num_held:
             # Orchestrators whose requests wait for blocks hear at once that some are free.
-            for stream in self._streams:
-                stream.report_load()
+            self._tell_load()
         self._num_held = output.load.num_sessions
         for reply in output.replies:
             call = self._calls.get(reply.call_id)

@@ -210,6 +210,17 @@ async def test_reply_goes_to_its_stream_under_its_callers_number() -> None:
         assert one.frames[-1].load.num_blocks == 8
 
 
+async def test_orchestrators_hear_at_once_what_the_others_open_and_end() -> None:
+    """The report says how many call and how many sessions there are, before the device does."""
+    async with replica_setup() as setup:
+        one, two = setup.client(), setup.client()
+        await setup.opened(two, "x")
+        await eventually(lambda: bool(one.frames), "the other hears of the opening")
+        assert (one.frames[-1].load.num_sessions, one.frames[-1].load.num_callers) == (1, 2)
+        two.send(releases=[common_pb2.Release(session_id="x")])
+        await eventually(lambda: one.frames[-1].load.num_sessions == 0, "and of the end")
+
+
 async def test_reply_after_its_stream_was_lost_is_dropped_B077() -> None:
     """The session waits for its caller to return; the reply finds nobody and harms nothing."""
     async with replica_setup() as setup:

@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from specserve.speculation.types import AcceptanceRule, SamplingParams
-from specserve.tools.generation_client import GenerationClient, Job
+from specserve.tools.generation_client import Generated, GenerationClient, Job
 from specserve.tools.local import LocalPair, PairSpec
 from specserve.tools.local_process import launch
 from specserve.tools.terminal import say, table
@@ -37,7 +37,8 @@ DRAFT_STEP_MS = 5.0
 SESSIONS_PER_TARGET = 4
 NUM_SPECULATIVE_TOKENS = 4
 NUM_TOKENS = 48
-JOBS_PER_SESSION = 3
+WARM_S = 4.0
+WINDOW_S = 12.0
 CONNECT_TIMEOUT_S = 30.0
 LEAST_EFFICIENCY = 0.9
 """Of so many times one target's tokens/s."""
@@ -114,15 +115,20 @@ async def _measure(pair: LocalPair, num_targets: int) -> PoolFigures:
         for client in clients:
             await client.wait_ready()
             await _until_connected(client, num_targets + num_drafts)
-        await _run(clients, f"{num_targets}-warm", sessions, 1)
+        window = _Window(time.perf_counter() + WARM_S, WINDOW_S)
+        running = [
+            asyncio.create_task(_session(client, f"{num_targets}-{number}-{session}", window))
+            for number, client in enumerate(clients)
+            for session in range(sessions)
+        ]
+        await asyncio.sleep(WARM_S)
         before = [await client.status() for client in clients]
-        began = time.perf_counter()
-        num_tokens = await _run(clients, f"{num_targets}", sessions, JOBS_PER_SESSION)
-        wall_s = time.perf_counter() - began
+        await asyncio.sleep(WINDOW_S)
         after = [await client.status() for client in clients]
+        await asyncio.gather(*running)
     cpu_s = sum(a.cpu_s - b.cpu_s for a, b in zip(after, before, strict=True))
     num_rounds = sum(a.num_rounds - b.num_rounds for a, b in zip(after, before, strict=True))
-    return PoolFigures(num_targets, num_tokens / wall_s, 1e3 * cpu_s / num_rounds)
+    return PoolFigures(num_targets, window.num_tokens / WINDOW_S, 1e3 * cpu_s / num_rounds)
 
 
 async def _until_connected(client: GenerationClient, num_replicas: int) -> None:
@@ -135,27 +141,39 @@ async def _until_connected(client: GenerationClient, num_replicas: int) -> None:
             await asyncio.sleep(0.05)
 
 
-async def _run(clients: Sequence[GenerationClient], name: str, sessions: int, turns: int) -> int:
-    """Keep so many sessions busy on each orchestrator; returns the tokens they made."""
-    waves = await asyncio.gather(
-        *(
-            client.generate_all(_jobs(f"{name}-{number}", turns * sessions), sessions)
-            for number, client in enumerate(clients)
-        )
-    )
-    return sum(len(generated.token_ids) for wave in waves for generated in wave)
+@dataclass(slots=True)
+class _Window:
+    """The time that is measured: every session is busy before it and after it."""
+
+    began: float
+    seconds: float
+    num_tokens: int = 0
+    """Tokens that came within it."""
+
+    @property
+    def is_over(self) -> bool:
+        return time.perf_counter() > self.began + self.seconds
+
+    def add(self, sent_at: float, generated: Generated) -> None:
+        """Count what came within it."""
+        for at_s, size in zip(generated.block_at_s, generated.block_sizes, strict=True):
+            if 0 <= sent_at + at_s - self.began < self.seconds:
+                self.num_tokens += size
 
 
-def _jobs(name: str, count: int) -> list[Job]:
-    """Make prompts that have nothing in common: no target is anybody's home."""
+async def _session(client: GenerationClient, name: str, window: _Window) -> None:
+    """Ask for one text after another until the window is over."""
     source = random.Random(name)
-    return [
-        Job(
-            f"{name}-{index}",
+    turn = 0
+    while not window.is_over:
+        turn += 1
+        job = Job(
+            f"{name}-{turn}",
+            # Prompts that have nothing in common: no target is anybody's home.
             tuple(source.randrange(1, 96) for _ in range(24)),
-            SamplingParams(AcceptanceRule.COUPLED, seed=index, choice=0, temperature=1.0),
+            SamplingParams(AcceptanceRule.COUPLED, source.randrange(2**32), 0, temperature=1.0),
             NUM_TOKENS,
             ignore_eos=True,
         )
-        for index in range(count)
-    ]
+        sent_at = time.perf_counter()
+        window.add(sent_at, await client.generate(job))
