@@ -50,7 +50,8 @@ async def traced(pair: Pair, flags: str) -> Generated:
 async def test_one_trace_from_the_gateway_to_both_devices(sink: Sink) -> None:
     """One trace id; generate lies below the gateway, rounds below it, calls below rounds.
 
-    B214: what a handler of a stream of frames records is in the request's trace.
+    B214: what a handler of a stream of frames records is in the request's trace. B221: spans are as
+    many as rounds and calls, whatever the number of tokens and of chunks.
     """
     async with running_pair() as pair:
         answer = await traced(pair, "01")
@@ -77,6 +78,8 @@ async def test_one_trace_from_the_gateway_to_both_devices(sink: Sink) -> None:
             assert found[telemetry.ATTRIBUTE_TRANSPORT_S] >= 0
             assert len(found[telemetry.ATTRIBUTE_REVISION]) == 12
         assert len(sink.named(ours)) == len(sink.named(theirs))
+    calls = [*sink.named("spec_verify"), *sink.named("spec_draft")]
+    assert len(sink.spans) == 2 + len(rounds) + 2 * len(calls)
     assert len(sink.named("spec_verify")) == len(rounds)
     assert len(sink.named("spec_draft")) >= answer.record.num_spec_steps
     drafted = [attributes(s)[telemetry.ATTRIBUTE_NUM_DRAFT_TOKENS] for s in rounds]
@@ -96,7 +99,7 @@ async def test_one_trace_from_the_gateway_to_both_devices(sink: Sink) -> None:
 
 
 async def test_no_token_and_no_text_is_recorded(sink: Sink) -> None:
-    """Spans hold names of a fixed set, counts and times alone."""
+    """B224: spans hold names of a fixed set, counts and times alone."""
     async with running_pair() as pair:
         await traced(pair, "01")
     for span in sink.spans:

@@ -32,6 +32,8 @@ SECTIONS = {
     "openai-compat",
     "structured-output",
     "security",
+    "metrics",
+    "otel",
 }
 MIN_REASON_LENGTH = 20
 """Characters; "no" or "later" is no reason."""
