@@ -262,7 +262,7 @@ class OrchestratorConfig(Config):
     num_recent_requests: int = Field(512, ge=0)
     """Choices whose rounds are remembered for `specserve trace` and the console; 0 keeps none."""
     recent_requests_bytes: int = Field(16 << 20, ge=0)
-    """Most bytes of rounds remembered, all choices together; about 150 a round."""
+    """Most bytes of rounds remembered, all choices together; about 250 a round."""
     require_verified: bool = False
     """Speculate only where a passing record of `specserve verify` fits the pair, the software, the
     hardware and the rule; else serve target-only, and say so."""

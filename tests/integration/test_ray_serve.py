@@ -178,6 +178,8 @@ def test_a_request_is_one_trace_from_its_caller_through_a_failover(served, sink)
     assert {span.span_id for span in failed} <= links
     assert "spec_draft" in names
     assert {"target.verify", "draft.propose"} <= set(names)
+    roles = ("proxy", "gateway", "orchestrator", "draft", "target")
+    assert {f"specserve-{role}" for role in roles} <= sink.services
     for parent in (caller, *spans):
         if any(span.parent_span_id == parent.span_id for span in spans):
             assert coverage(parent, spans) >= 0.95, parent.name

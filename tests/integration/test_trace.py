@@ -9,8 +9,17 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from helpers.pair import TARGET, Generated, Pair, greedy_tokens, make_request, running_pair
+from helpers.pair import (
+    TARGET,
+    Generated,
+    Pair,
+    greedy_tokens,
+    make_request,
+    make_target,
+    running_pair,
+)
 from helpers.spans import Sink, attributes, receiving
+from helpers.waiting import eventually
 from specserve import cli, telemetry
 from specserve.rpc.request_view import view_of
 from specserve.rpc.v1 import requests_pb2, requests_pb2_grpc
@@ -135,6 +144,40 @@ async def test_rounds_and_calls_leave_no_gap(sink: Sink) -> None:
     assert abs(parts[-1].end_time_unix_nano - generate.end_time_unix_nano) <= 1000
     for one, next_one in itertools.pairwise(parts):
         assert abs(one.end_time_unix_nano - next_one.start_time_unix_nano) <= 1000
+
+
+async def test_a_failover_is_kept_and_linked_though_nobody_sampled_it(sink: Sink) -> None:
+    """The call that failed has its span, with the replica that was lost; what took its place links.
+
+    The stream's tokens are those of an undisturbed one, and the trace is connected.
+    """
+    async with running_pair(TARGET + ",step_ms=5") as pair:
+        other = await make_target(TARGET + ",step_ms=5")
+        pair.owned.append(other)
+        orchestrator = pair.orchestrator
+        orchestrator.update_peers(
+            (pair.target.address, other.address), orchestrator.pair.drafts.links.keys()
+        )
+        await eventually(lambda: len(orchestrator.pair.targets.usable()) == 2, "two targets")
+        metadata = (("traceparent", f"00-{TRACE_ID}-{GATEWAY_SPAN_ID}-00"),)
+        call = pair.stub.Generate(make_request(max_tokens=60), metadata=metadata)
+        answer = Generated()
+        await pair.take(call, answer, 8)
+        holder = next(s for s in (pair.target, other) if s.replica.num_sessions)
+        await holder.stop()
+        pair.owned.remove(holder)
+        await pair.finish(call, answer)
+    assert answer.token_ids == greedy_tokens(TARGET, (5, 6, 7), 60)
+    known = {span.span_id.hex() for span in sink.spans} | {GATEWAY_SPAN_ID}
+    assert {span.parent_span_id.hex() for span in sink.spans} <= known
+    calls = sink.named("spec_verify")
+    failed = [span for span in calls if telemetry.ATTRIBUTE_ERROR in attributes(span)]
+    assert {attributes(s)[telemetry.ATTRIBUTE_REPLICA] for s in failed} == {holder.replica_id}
+    links = {link.span_id: span for span in sink.spans for link in span.links}
+    assert {span.span_id for span in failed} <= links.keys()
+    (move,) = sink.named("specserve.failover")
+    assert attributes(move)[telemetry.ATTRIBUTE_REPLICA_LEFT] == holder.replica_id
+    assert attributes(move)[telemetry.ATTRIBUTE_REPLICA] != holder.replica_id
 
 
 async def test_metrics_go_out_over_otlp_as_well(sink: Sink) -> None:

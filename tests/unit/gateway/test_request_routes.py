@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from specserve.gateway.config import TenantLimits
+from specserve import cli
+from specserve.gateway.config import GatewayConfig, TenantLimits
+from specserve.gateway.server import serve_gateway
 from specserve.gateway.tenants import Tenant
 from specserve.rpc.v1 import common_pb2, requests_pb2
 from specserve.rpc.v1.requests_pb2 import CallRecord, RequestRecord, RoundRecord
-from unit.gateway.fakes import FakeBackend, make_client
+from unit.gateway.fakes import ByteTokenizer, FakeBackend, make_client
 
 PATH = "/v1/specserve/requests"
 
@@ -113,3 +117,36 @@ async def test_a_switch_turns_it_off() -> None:
         answers = [await client.get(path) for path in (PATH, f"{PATH}/cmpl-a-0")]
 
     assert [answer.status_code for answer in answers] == [404, 404]
+
+
+async def test_the_terminal_reads_what_the_gateway_answers(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """`specserve trace --url` over a real port: a list, a request, an unknown one, no route."""
+    said = []
+    for shown in (True, False):
+        backend = FakeBackend()
+        backend.records = [record("cmpl-a-0")]
+        listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        config = GatewayConfig(port=0, show_recent_requests=shown)
+        serving = asyncio.create_task(
+            serve_gateway(
+                config,
+                backend,
+                ByteTokenizer(),
+                lambda host, port, done=listening: done.set_result(f"http://{host}:{port}"),
+            )
+        )
+        url = await listening
+        for words in ([], ["cmpl-a-0"], ["cmpl-b-0"]):
+            code = await asyncio.to_thread(cli.main, ["trace", *words, f"--url={url}"])
+            out, err = capsys.readouterr()
+            said.append((code, out, err))
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+
+    assert [code for code, _, _ in said] == [0, 0, 1, 1, 1, 1]
+    assert "cmpl-a-0" in said[0][1]
+    assert "verify: forwards" in said[1][1]
+    assert "'cmpl-b-0' is not remembered" in said[2][2]
+    assert "ask with --orchestrator-address" in said[4][2]
