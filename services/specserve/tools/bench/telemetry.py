@@ -42,7 +42,10 @@ NUM_WAVES = 5
 LIMITS = {"0.01": 0.01, "1.0": 0.05}
 """{sampled share: most processor time, as a share of a round's wall time}."""
 
-_EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+_SERVICES = (
+    "opentelemetry.proto.collector.trace.v1.TraceService",
+    "opentelemetry.proto.collector.metrics.v1.MetricsService",
+)
 
 
 @dataclass(slots=True)
@@ -192,13 +195,12 @@ def _receiving() -> Iterator[tuple[str, Callable[[], int]]]:
 
     def export(request: bytes, context: grpc.ServicerContext) -> bytes:
         counts[0] += 1
-        return b""  # an empty ExportTraceServiceResponse
+        return b""  # an empty response
 
     server = grpc.server(futures.ThreadPoolExecutor(2))
     handler: Any = grpc.unary_unary_rpc_method_handler(export)
-    service, _, method = _EXPORT.strip("/").rpartition("/")
     server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler(service, {method: handler}),)
+        tuple(grpc.method_handlers_generic_handler(name, {"Export": handler}) for name in _SERVICES)
     )
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
