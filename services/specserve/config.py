@@ -58,7 +58,7 @@ class EngineConfig(Config):
     num_kv_blocks: int | None = Field(None, ge=2)
     """KV blocks in the pool; None sizes it from memory."""
     block_size: int = Field(16, ge=1, le=256)
-    """Tokens per KV block. (Of an odd size a CPU's compiled forward takes none: another runs.)"""
+    """Tokens per KV block."""
     max_model_len: int | None = Field(None, ge=2)
     """Longest sequence in tokens; None takes the model's own limit."""
     max_num_seqs: int = Field(64, ge=1)
