@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
-from helpers.scripted import Proxy
+from helpers.proxy import Proxy
 
 
 class LineProxy(Proxy):
