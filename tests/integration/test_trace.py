@@ -88,7 +88,8 @@ async def test_one_trace_from_the_gateway_to_both_devices(sink: Sink) -> None:
             assert len(found[telemetry.ATTRIBUTE_REVISION]) == 12
         assert len(sink.named(ours)) == len(sink.named(theirs))
     calls = [*sink.named("spec_verify"), *sink.named("spec_draft")]
-    assert len(sink.spans) == 2 + len(rounds) + 2 * len(calls)
+    assert len(sink.named("spec_accept")) == len(rounds)
+    assert len(sink.spans) == 2 + 2 * len(rounds) + 2 * len(calls)
     assert len(sink.named("spec_verify")) == len(rounds)
     assert len(sink.named("spec_draft")) >= answer.record.num_spec_steps
     drafted = [attributes(s)[telemetry.ATTRIBUTE_NUM_DRAFT_TOKENS] for s in rounds]

@@ -149,6 +149,13 @@ class RequestSpans:
         )
         for call in record.calls:
             self._export_call(call, trace, context)
+        called_s = max(
+            (c.began_s + c.wall_s for c in record.calls if not c.is_background), default=0
+        )
+        if record.began_s < called_s < ended_s:
+            self._export(
+                telemetry.SPAN_ACCEPT, context.child(), context, trace, called_s, ended_s, {}
+            )
 
     def _export_call(
         self, call: requests_pb2.CallRecord, trace: RequestTrace, round_: TraceContext
