@@ -114,6 +114,18 @@ def test_no_edit_overflows_a_finite_logit():
     assert edited[0] == huge
 
 
+@pytest.mark.parametrize("penalty", [1e-6, 1e-300, 5e-324])
+def test_no_repetition_penalty_overflows_or_warns(penalty):
+    """However small: the largest finite number, not an infinite one and no warning on the way."""
+    edits = RowEdits(
+        seen_token_ids=ids(0, 1, 2), num_outputs=ids(1, 1, 1), repetition_penalty=penalty
+    )
+    largest = float(np.finfo(np.float32).max)
+
+    edited = edit_row(row_of(1e38, 0, -1e38), edits)
+    assert edited.tolist() == [largest, 0, np.float32(np.float64(np.float32(-1e38)) * penalty)]
+
+
 def test_the_row_that_is_edited_is_a_copy():
     """B029: the logits are read and never written."""
     row = row_of(1, 2, 3)

@@ -79,7 +79,8 @@ def penalised(
     edited = values.astype(np.float32)
     if _any(repetition_penalty != 1.0):
         wide = edited.astype(np.float64)
-        scaled = np.where(wide > 0.0, wide / repetition_penalty, wide * repetition_penalty)
+        with np.errstate(over="ignore"):  # a penalty of 1e-300: infinite, and rounded below
+            scaled = np.where(wide > 0.0, wide / repetition_penalty, wide * repetition_penalty)
         edited = _rounded(values, scaled)
     if _any(frequency_penalty != 0.0):
         edited = _rounded(values, edited.astype(np.float64) - frequency_penalty * num_outputs)
