@@ -89,7 +89,7 @@ def together(first_seed: int, wanted: Wanted, engines: Sequence[Any]) -> Iterato
             drafted = proposed.draft_token_ids
             verdict = accept(
                 Proposal(drafted, proposed.draft_probs),
-                TargetScores(reply.target_probs, reply.replacement_token_ids),
+                TargetScores(reply.target_probs.tolist(), reply.replacement_token_ids),
                 uniforms(seed, 0, len(on_target.committed), len(drafted), Purpose.ACCEPT),
                 AcceptanceRule.STANDARD,
             )

@@ -219,7 +219,7 @@ def decode_publicly(guess_of: GuessOf, seed: int) -> list[int]:
         verdict = accept(
             proposal,
             TargetScores(
-                np.array([score.target_prob for score in scores[:-1]]),
+                tuple(score.target_prob for score in scores[:-1]),
                 tuple(score.replacement_token_id for score in scores),
             ),
             uniforms(seed, 0, committed, len(drafted), Purpose.ACCEPT),

@@ -114,7 +114,7 @@ def speculate_publicly(pair, seed, length, k_of_round):
         verdict = accept(
             proposal_of(draws),
             TargetScores(
-                np.array([score.target_prob for score in scores[:-1]]),
+                tuple(score.target_prob for score in scores[:-1]),
                 tuple(score.replacement_token_id for score in scores),
             ),
             uniforms(seed, 0, committed, len(draws), Purpose.ACCEPT),

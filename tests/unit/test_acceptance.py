@@ -62,7 +62,7 @@ def target_row(draft_token_id, q, row=0, seed=5):
 def decide(p, q, drafted, u, seed=5):
     """One whole round with K = 1 over enumerable distributions; returns the committed tokens."""
     score = score_distribution(distribution_of(*p), target_row(drafted, q, seed=seed))
-    scores = TargetScores(np.array([score.target_prob]), (score.replacement_token_id, 99))
+    scores = TargetScores((score.target_prob,), (score.replacement_token_id, 99))
     verdict = accept(proposal_of([drafted], q), scores, [u], STANDARD)
     return [drafted][: verdict.num_accepted] + [verdict.next_token_id]
 
@@ -92,20 +92,20 @@ class TestHandWorked:
     def test_four_drafted_third_rejected_commits_three(self):
         """K = 4, the third candidate is rejected: two draft tokens and the recovered one."""
         q = [(0.5, 0.5)] * 4
-        scores = TargetScores(np.array([0.5, 0.5, 0.1, 0.5]), (10, 11, 12, 13, 14))
+        scores = TargetScores((0.5, 0.5, 0.1, 0.5), (10, 11, 12, 13, 14))
         verdict = accept(proposal_of([A, B, A, B], *q), scores, [0.9, 0.9, 0.9, 0.0], STANDARD)
         assert verdict == Verification(num_accepted=2, next_token_id=12)
         assert verdict.num_accepted + 1 == 3
 
     def test_all_accepted_commits_the_bonus(self):
         """K = 4 all accepted: five tokens, the last is the bonus."""
-        scores = TargetScores(np.full(4, 0.6), (10, 11, 12, 13, 14))
+        scores = TargetScores((0.6,) * 4, (10, 11, 12, 13, 14))
         verdict = accept(proposal_of([A] * 4, *[(0.5, 0.5)] * 4), scores, [0.99] * 4, STANDARD)
         assert verdict == Verification(4, 14)
 
     def test_B119_no_draft_is_a_plain_decode_step(self):
         """K = 0 commits the one replacement, with no q and no uniforms."""
-        scores = TargetScores(np.zeros(0), (7,))
+        scores = TargetScores((), (7,))
         for rule in AcceptanceRule:
             assert accept(Proposal((), None), scores, [], rule) == Verification(0, 7)
 
@@ -114,14 +114,14 @@ class TestStandard:
     def test_the_test_is_strict_at_u_zero_and_p_zero(self):
         """p = 0 is rejected even for u = 0, where `<=` would accept; tiny p is accepted."""
         q = [(0.5, 0.5)]
-        rejected = accept(proposal_of([A], *q), TargetScores(np.zeros(1), (1, 2)), [0.0], STANDARD)
+        rejected = accept(proposal_of([A], *q), TargetScores((0.0,), (1, 2)), [0.0], STANDARD)
         assert rejected == Verification(0, 1)
-        scores = TargetScores(np.array([5e-324]), (1, 2))
+        scores = TargetScores((5e-324,), (1, 2))
         assert accept(proposal_of([A], *q), scores, [0.0], STANDARD) == Verification(1, 2)
 
     def test_equality_rejects(self):
         """u * q = p exactly is a rejection: acceptance has probability min(1, p / q), not more."""
-        scores = TargetScores(np.array([0.25]), (1, 2))
+        scores = TargetScores((0.25,), (1, 2))
         assert accept(proposal_of([A], (0.5, 0.5)), scores, [0.5], STANDARD).num_accepted == 0
 
     def test_q_is_the_weight_over_the_float64_sum_of_its_row(self):
@@ -134,7 +134,7 @@ class TestStandard:
     def test_B028_missing_q_is_an_error(self):
         """Never "q = 1"."""
         with pytest.raises(InvalidProposal, match="draft_probs"):
-            accept(proposal_of([A]), TargetScores(np.ones(1), (1, 2)), [0.5], STANDARD)
+            accept(proposal_of([A]), TargetScores((1.0,), (1, 2)), [0.5], STANDARD)
         row = TargetRow(params(), 1, 1, 0, A)
         with pytest.raises(InvalidProposal, match="draft_probs"):
             score_row(np.zeros(3, np.float32), row)
@@ -142,20 +142,20 @@ class TestStandard:
     def test_a_token_without_weight_in_its_own_q_is_an_error(self):
         """Accepting it would have no exact test; u * 0 < p would always pass."""
         with pytest.raises(InvalidProposal, match="no weight"):
-            accept(proposal_of([A], (0, 1)), TargetScores(np.ones(1), (1, 2)), [0.5], STANDARD)
+            accept(proposal_of([A], (0, 1)), TargetScores((1.0,), (1, 2)), [0.5], STANDARD)
         with pytest.raises(InvalidProposal, match="token 1 has no weight"):
             draft_token_probs(proposal_of([A, B], (1, 0), (1, 0)))
 
     def test_B035_a_token_with_neither_p_nor_q_is_a_rejection(self):
         """Padding such as -1 that nobody drew: rejected at its row, what came before stands."""
-        scores = TargetScores(np.array([0.5, 0.0]), (1, 0, 2))
+        scores = TargetScores((0.5, 0.0), (1, 0, 2))
         verdict = accept(proposal_of([A, -1], (1, 1), (1, 1)), scores, [0.5, 0.0], STANDARD)
         assert verdict == Verification(1, 0)
 
     @pytest.mark.parametrize("weights", [(0, 0), (1, -1), (np.nan, 1), (np.inf, 1), (2, -1)])
     def test_weights_that_are_no_distribution_are_an_error(self, weights):
         """Negative, NaN, infinite or all zero, on both sides."""
-        scores = TargetScores(np.ones(1), (1, 2))
+        scores = TargetScores((1.0,), (1, 2))
         with pytest.raises(InvalidProposal, match="weights"):
             accept(proposal_of([A], weights), scores, [0.5], STANDARD)
         with pytest.raises(InvalidProposal, match="weights"):
@@ -166,7 +166,7 @@ class TestStandard:
     )
     def test_shapes_that_disagree_are_an_error(self, num_probs, num_replacements, num_uniforms):
         """K drafts want K probabilities, K + 1 replacements, K uniforms."""
-        scores = TargetScores(np.ones(num_probs), tuple(range(num_replacements)))
+        scores = TargetScores((1.0,) * num_probs, tuple(range(num_replacements)))
         proposal = proposal_of([A, B], (0.5, 0.5), (0.5, 0.5))
         with pytest.raises(InvalidProposal, match="wanted|need"):
             accept(proposal, scores, [0.5] * num_uniforms, STANDARD)
@@ -185,7 +185,7 @@ class TestStandard:
             assert score.target_prob == 0.0
             seen.add(score.replacement_token_id)
             proposal = Proposal((drafted,), SparseProbs(ids[None], weights[None]))
-            scores = TargetScores(np.array([0.0]), (score.replacement_token_id, 0))
+            scores = TargetScores((0.0,), (score.replacement_token_id, 0))
             assert accept(proposal, scores, [0.0], STANDARD).num_accepted == 0
         assert seen == {B, C}  # p - q leaves nothing of A
 
@@ -232,7 +232,7 @@ class TestStandard:
         row = TargetRow(params(), 3, 3, 0, A, ids[0], weights[0])
         assert score_row(logits, row) == score_row(logits, row)
         proposal = Proposal((A,), SparseProbs(ids, weights))
-        scores = TargetScores(np.array([0.3]), (1, 2))
+        scores = TargetScores((0.3,), (1, 2))
         verdicts = [accept(proposal, scores, np.array([0.5]), STANDARD) for _ in range(2)]
         assert verdicts[0] == verdicts[1]
 
@@ -270,7 +270,7 @@ class TestGreedyAndCoupled:
             score = score_row(logits, row)
             assert score.replacement_token_id == B
             assert score.target_prob == 0.0
-            scores = TargetScores(np.array([score.target_prob]), (score.replacement_token_id, C))
+            scores = TargetScores((score.target_prob,), (score.replacement_token_id, C))
             assert accept(proposal_of([A]), scores, [], GREEDY) == Verification(0, B)
 
     def test_B005_greedy_output_does_not_depend_on_k_or_draft(self):
@@ -343,7 +343,7 @@ def speculate(p, target, draft, k, num_tokens):
         verdict = accept(
             Proposal(tuple(drafted), None),
             TargetScores(
-                np.array([score.target_prob for score in scores[:k]]),
+                tuple(score.target_prob for score in scores[:k]),
                 tuple(score.replacement_token_id for score in scores),
             ),
             uniforms(p.seed, p.choice, committed, k, Purpose.ACCEPT),
@@ -373,7 +373,7 @@ class TestUniformsAreDrawnOnlyWhereTheyDecide:
             proposal = proposal_of([0, 1, 2], *q)
             own = draft_token_probs(proposal)
             for p in (own, [min(1.0, x * 1.5) for x in own]):
-                scores = TargetScores(np.array(p), (7, 7, 7, 8))
+                scores = TargetScores(p, (7, 7, 7, 8))
                 verdict = accept(proposal, scores, Untouchable(), STANDARD)
                 assert verdict == Verification(3, 8)
                 for x, y in zip(own, p, strict=True):
@@ -384,7 +384,7 @@ class TestUniformsAreDrawnOnlyWhereTheyDecide:
         rng = np.random.default_rng(4)
         for committed in range(200):
             proposal = proposal_of([0, 1, 2], *rng.random((3, 4)))
-            scores = TargetScores(rng.random(3) * 0.6, (5, 6, 7, 8))
+            scores = TargetScores((rng.random(3) * 0.6).tolist(), (5, 6, 7, 8))
             key = (9, 1, committed, 3, Purpose.ACCEPT)
             u, q, p = uniforms(*key), draft_token_probs(proposal), scores.target_probs
             rejected = [i for i in range(3) if u[i] * q[i] >= p[i]]

@@ -118,7 +118,7 @@ class Request:
         assert reply.cached_length == n + k
         verdict = accept(
             proposal,
-            TargetScores(reply.target_probs, reply.replacement_token_ids),
+            TargetScores(reply.target_probs.tolist(), reply.replacement_token_ids),
             [rng.random() for _ in range(k)],
             self.sampling.rule,
         )

@@ -89,7 +89,7 @@ def test_a_function_that_is_gone_is_an_error() -> None:
 def _accepted_of_impossible() -> int:
     """Walk one draft token with p = 0 and a uniform that would reject it."""
     q = SparseProbs(np.array([[2, 1]], np.int32), np.array([[0.5, 0.5]], np.float32))
-    scores = TargetScores(np.array([0.0]), (1, 1))
+    scores = TargetScores((0.0,), (1, 1))
     return acceptance.accept(Proposal((2,), q), scores, [0.5], AcceptanceRule.STANDARD).num_accepted
 
 

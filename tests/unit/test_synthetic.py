@@ -19,7 +19,7 @@ VOCAB_SIZE = 32
 
 def round_of(draft: tuple[int, ...]) -> tuple[Proposal, TargetScores]:
     """A round whose target would never accept: p is 0 everywhere."""
-    scores = TargetScores(np.zeros(len(draft)), tuple(range(20, 21 + len(draft))))
+    scores = TargetScores((0.0,) * len(draft), tuple(range(20, 21 + len(draft))))
     return Proposal(draft, None), scores
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 from specserve.orchestrator.lookup import LookupProposer
 from specserve.orchestrator.pool import DraftLink
@@ -100,7 +99,7 @@ class Cascade:
         if drafted.proposal.draft_token_ids or not guess.token_ids:
             return drafted
         # The draft is lost, late or busy, and what it may have drawn was not seen.
-        return replace(self._suffix.as_drafted(guess, began), wait_s=self._clock() - began)
+        return self._suffix.as_drafted(guess, began)._replace(wait_s=self._clock() - began)
 
     def settle(self) -> None:
         """Tell both what was committed."""

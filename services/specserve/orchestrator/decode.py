@@ -6,7 +6,7 @@ Knows the order of things; the sessions know the messages, `speculation/acceptan
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from specserve.errors import PeerUnavailable, no_token
 from specserve.orchestrator.proposer import NOTHING_DRAFTED, Drafted, Proposer, ProposerName
@@ -24,8 +24,7 @@ from specserve.speculation.synthetic import SyntheticAcceptance, accept_syntheti
 from specserve.speculation.types import AcceptanceRule, Verification
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
+class Committed(NamedTuple):
     """One committed block, trimmed."""
 
     token_ids: tuple[int, ...]
@@ -157,7 +156,7 @@ class Decoder:
             trace.num_emitted_in_round,
             None if draft is None else draft.model,
             None if target is None else target.model,
-            scored.scores.target_probs.tolist(),
+            scored.scores.target_probs,
             drafted.token_probs,
         )
 

@@ -110,7 +110,9 @@ class DraftSession:
         """Have a usable draft; False means target-only for now."""
         link = self.link
         if link is not None:
-            if self._pool.may_use(link) and self._pool.successor(link, self._state.demand) is None:
+            if self._pool.may_use(link) and not (
+                link.draining and self._pool.successor(link, self._state.demand)
+            ):
                 return True
             if link.is_returning:
                 return False  # what it holds is worth a few target-only rounds

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from specserve.orchestrator.pool import Pool
 from specserve.orchestrator.process_metrics import PREFIX
-from specserve.orchestrator.request_trace import revision_of
+from specserve.orchestrator.round_note import revision_of
 from specserve.telemetry.bounded_labels import BoundedLabels
 
 STATES = ("usable", "draining", "refused", "unchecked", "lost")

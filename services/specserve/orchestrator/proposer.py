@@ -6,8 +6,7 @@ law. Trouble of any sort is a round without draft tokens, never an error. Knows 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from specserve.orchestrator.pool import DraftLink
 from specserve.rpc.v1 import common_pb2
@@ -20,8 +19,7 @@ ProposerName = Literal["draft_model", "ngram", "suffix"]
 """Who makes a proposal; also a metric's label, so the set is fixed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Drafted:
+class Drafted(NamedTuple):
     """What a round got from its proposer."""
 
     proposal: Proposal

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from specserve.orchestrator.request_trace import revision_of
+from specserve.orchestrator.round_note import revision_of
 from specserve.rpc.v1 import common_pb2, generation_pb2
 
 
-@dataclass(frozen=True, slots=True)
-class Provenance:
+class Provenance(NamedTuple):
     """Round, replicas and probabilities of one committed block."""
 
     round: int

@@ -193,9 +193,10 @@ class RequestLength:
 
     def _choose(self, now: float) -> Choice:
         control, state = self._control, self._state
-        speculative = control.speculative
+        table = control.speculative.num_speculative_tokens_per_batch_size
+        if control.mode is SpeculationMode.ON and not table:
+            return Choice(state.num_speculative_tokens, Reason.STATIC)
         load = self._load(now)
-        table = speculative.num_speculative_tokens_per_batch_size
         k = length_by_batch_size(table, load.num_sessions, state.num_speculative_tokens)
         if k is not None:
             return Choice(k, Reason.BATCH_SIZE)

@@ -14,6 +14,7 @@ from specserve.orchestrator.request_spans import RequestSpans
 from specserve.orchestrator.request_state import RequestState
 from specserve.orchestrator.request_trace import RequestTrace
 from specserve.orchestrator.round_counts import RoundCounts
+from specserve.orchestrator.round_note import RoundNote
 from specserve.rpc import codec
 from specserve.rpc.v1 import generation_pb2, requests_pb2
 from specserve.telemetry import TraceContext, Tracing
@@ -108,8 +109,9 @@ class RequestLog:
         enter_request(request.request_id, context)
         kept: KeptRequest
 
-        def on_round(record: requests_pb2.RoundRecord) -> None:
-            self._counts.on_round(record, context)
+        def on_round(note: RoundNote) -> None:
+            self._counts.on_round(note, context)
+            record = note.record()
             self.ring.add_round(kept, record.SerializeToString())
             spans.on_round(record, trace)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from specserve.config import SpeculativeMethod
 from specserve.orchestrator.request_trace import RequestTrace
@@ -16,8 +17,7 @@ from specserve.speculation.digest import TokenChain
 from specserve.speculation.types import Proposal, SamplingParams, Verification
 
 
-@dataclass(frozen=True, slots=True)
-class CallPlan:
+class CallPlan(NamedTuple):
     """The lengths of one call: what is kept, and the committed tokens that follow it."""
 
     epoch: int

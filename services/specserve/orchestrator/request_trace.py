@@ -1,7 +1,7 @@
 """One request as it is remembered: when it came, its rounds, and every call that they made.
 
-Noted as it happens, packed round by round, so that a long request costs no long pause at its end.
-Knows times, lengths and counts; sees no token and no text.
+Noted as it happens and handed over round by round, so that a long request costs no long pause at
+its end. Knows times, lengths and counts; sees no token and no text.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from specserve.config import SpeculativeMethod
-from specserve.rpc import codec
-from specserve.rpc.v1 import common_pb2, requests_pb2
+from specserve.orchestrator.round_note import NO_TIMING, CallNote, RoundNote
+from specserve.rpc.v1 import common_pb2
 from specserve.speculation.length_choice import Choice
 from specserve.telemetry import TraceContext
 
@@ -42,7 +42,7 @@ class RequestTrace:
     def __init__(
         self,
         context: TraceContext = UNTRACED,
-        on_round: Callable[[requests_pb2.RoundRecord], None] | None = None,
+        on_round: Callable[[RoundNote], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Begin now.
@@ -64,7 +64,7 @@ class RequestTrace:
         self.round_context = context
         """The span of the present round."""
         self._on_round = on_round
-        self._round: requests_pb2.RoundRecord | None = None
+        self._round: RoundNote | None = None
 
     def begin_round(self) -> str:
         """Begin a round; returns the traceparent of its calls, empty where nobody records them."""
@@ -73,7 +73,7 @@ class RequestTrace:
         if self.decoding_at is None:
             self.decoding_at = now
         self.num_rounds += 1
-        self._round = requests_pb2.RoundRecord(began_s=now - self.arrived_at)
+        self._round = RoundNote(now - self.arrived_at)
         if not self.context.is_sampled:
             return ""
         self.round_context = self.context.child()
@@ -104,20 +104,16 @@ class RequestTrace:
         round_.num_speculative_tokens = choice.num_speculative_tokens
         round_.reason = choice.reason
         if num_draft_tokens:
-            round_.proposer = codec.pack_method(proposer)
+            round_.proposer = proposer
             round_.num_draft_tokens = num_draft_tokens
             round_.num_accepted_tokens = num_accepted
-            round_.target_probs.extend(target_probs)
-            round_.draft_probs.extend(draft_probs or ())
+            round_.target_probs = target_probs
+            round_.draft_probs = draft_probs or ()
         if self.first_token_at is None:
             self.first_token_at = self.clock()
         round_.num_emitted_tokens += num_emitted
         self.num_emitted_tokens += num_emitted
-        (
-            round_.committed_length,
-            round_.draft_cached_length,
-            round_.target_cached_length,
-        ) = lengths
+        round_.lengths = lengths
 
     def note_call(
         self,
@@ -143,19 +139,18 @@ class RequestTrace:
         wall_s = self.clock() - sent_at
         if is_background and timing is not None:
             wall_s = min(wall_s, timing.queue_s + timing.forward_s)
-        model = peer.model
         round_.calls.append(
-            requests_pb2.CallRecord(
-                service=service,
-                replica_id=peer.address if model is None else model.replica_id,
-                revision="" if model is None else revision_of(model),
-                began_s=sent_at - self.arrived_at,
-                wall_s=wall_s,
-                timing=timing,
-                num_replies=num_replies,
-                error=error,
-                is_background=is_background,
-                epoch=epoch,
+            CallNote(
+                service,
+                peer.address,
+                peer.model,
+                sent_at - self.arrived_at,
+                wall_s,
+                NO_TIMING if timing is None else timing,
+                num_replies,
+                error,
+                is_background,
+                epoch,
             )
         )
 
@@ -182,8 +177,3 @@ class RequestTrace:
         round_.wall_s = now - self.arrived_at - round_.began_s
         if self._on_round is not None:
             self._on_round(round_)
-
-
-def revision_of(model: common_pb2.GetModelResponse) -> str:
-    """Name the weights that a replica serves: the hub's revision, else their fingerprint."""
-    return model.revision or model.weights_fingerprint[:12]

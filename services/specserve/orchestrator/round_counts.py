@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from specserve.rpc.round_stages import stage_seconds
+from specserve.orchestrator.round_note import RoundNote
+from specserve.rpc.round_stages import STAGES, add_stages
 from specserve.rpc.v1 import requests_pb2
 from specserve.telemetry import RoundMetrics, TraceContext
 from specserve.telemetry.bounded_labels import BoundedLabels
@@ -26,9 +27,7 @@ class RoundCounts:
     def __init__(self, metrics: RoundMetrics) -> None:
         self._metrics = metrics
         self._revisions = BoundedLabels()
-        self._stages = {
-            name: metrics.stage_seconds.labels(stage=name) for name in stage_seconds(0.0, ())
-        }
+        self._stages = {name: metrics.stage_seconds.labels(stage=name) for name in STAGES}
         self._seconds = dict.fromkeys(self._stages, 0.0)
         self._num_rejections: Counter[int] = Counter()
         """{position: rounds that a rejection ended there}"""
@@ -36,33 +35,33 @@ class RoundCounts:
         self._tokens: dict[tuple[str, ...], list[int]] = {}
         """{labels: [drafted, accepted]}"""
         self._num_unwritten = 0
-        self._batch = {
-            name: metrics.batch_size.labels(service=name) for name in ("draft", "target")
-        }
+        self._round_seconds = metrics.round_seconds.of()
+        self._batch = {name: metrics.batch_size.of(name) for name in ("draft", "target")}
 
-    def on_round(self, record: requests_pb2.RoundRecord, context: TraceContext) -> None:
+    def on_round(self, note: RoundNote, context: TraceContext) -> None:
         """Count a round that has ended; some counters show it with the next `write`."""
-        metrics = self._metrics
-        for name, seconds in stage_seconds(record.wall_s, record.calls).items():
-            self._seconds[name] += seconds
-        metrics.round_seconds.observe(record.wall_s, exemplar(context))
-        drafted, accepted = record.num_draft_tokens, record.num_accepted_tokens
+        add_stages(self._seconds, note.wall_s, note.calls)
+        self._round_seconds.observe(note.wall_s, exemplar(context))
+        drafted, accepted = note.num_draft_tokens, note.num_accepted_tokens
         if accepted < drafted:
             self._num_rejections[accepted] += 1
-        model, revision = "", LOOKUP
-        for call in record.calls:
+        target = draft = None
+        for call in note.calls:
+            service, timing = call.service, call.timing
             if call.error:
-                metrics.calls_failed.labels(service=call.service, error=call.error).inc()
+                self._metrics.calls_failed.labels(service=service, error=call.error).inc()
                 continue
-            if call.service in self._batch and call.timing.batch_size:
-                self._batch[call.service].observe(call.timing.batch_size)
-            if call.service == "target":
-                model = call.revision
+            if service in self._batch and timing.batch_size:
+                self._batch[service].observe(timing.batch_size)
+            if service == "target":
+                target = call
             elif not call.is_background:
-                revision = call.revision
-            if call.timing.hidden_tokens:
+                draft = call
+            if timing.hidden_tokens:
                 self._num_hits += 1
         if drafted:
+            model = "" if target is None else target.revision
+            revision = LOOKUP if draft is None else draft.revision
             tokens = self._tokens.setdefault(self._revisions.of(model, revision), [0, 0])
             tokens[0] += drafted
             tokens[1] += accepted

@@ -6,8 +6,7 @@ Knows the target's messages; knows no replica and no retry.
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import numpy as np
+from typing import NamedTuple
 
 from specserve.errors import InvalidRequest, PeerUnavailable
 from specserve.orchestrator.request_state import CallPlan, RequestState
@@ -20,8 +19,7 @@ MAX_PROB = 1.0 + 1e-6
 """Sums round: a probability may be this large."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scored:
+class Scored(NamedTuple):
     """What a round, or one token of decode-ahead, got from its target."""
 
     scores: TargetScores
@@ -108,7 +106,7 @@ class TargetCall:
     def _scores(self, reply: target_pb2.VerifyReply, vocab_size: int) -> TargetScores:
         """Check what a round is decided by: a wrong answer must cost the replica, never the law."""
         try:
-            probs = codec.unpack_array(reply.target_probs, np.float64, "target_probs")
+            probs = codec.unpack_doubles(reply.target_probs, "target_probs")
             ids = codec.unpack_ids(reply.replacement_token_ids, "replacement_token_ids")
         except InvalidRequest as error:
             raise PeerUnavailable("target", f"its answer cannot be read: {error}") from error
@@ -121,9 +119,10 @@ class TargetCall:
                 f"draft tokens and {num_rows} rows",
             )
         # A NaN fails the comparison too.
-        if not all(0.0 <= p <= MAX_PROB for p in probs.tolist()):
-            raise PeerUnavailable("target", f"it answered probabilities of {probs.tolist()}")
-        if vocab_size and any(token_id >= vocab_size for token_id in ids):
+        for p in probs:
+            if not 0.0 <= p <= MAX_PROB:
+                raise PeerUnavailable("target", f"it answered probabilities of {list(probs)}")
+        if vocab_size and ids and max(ids) >= vocab_size:
             raise PeerUnavailable("target", f"it answered the token {max(ids)} of {vocab_size}")
         return TargetScores(probs, ids)
 

@@ -39,7 +39,7 @@ class TargetDeparture:
 
     def successor(self, attachment: TargetAttachment | None) -> TargetLink | None:
         """Name the replica to move to; None where there is nothing to leave, or nowhere to go."""
-        if attachment is None or self._clock() < self._stay_until:
+        if attachment is None or not attachment.link.draining or self._clock() < self._stay_until:
             return None
         return self._pool.successor(attachment.link, self._state.demand)
 

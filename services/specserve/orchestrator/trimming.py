@@ -14,8 +14,8 @@ Knows bytes and ids; knows no model and no rounds.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 
 class FinishReason(Enum):
@@ -25,8 +25,7 @@ class FinishReason(Enum):
     LENGTH = "length"
 
 
-@dataclass(frozen=True, slots=True)
-class Emission:
+class Emission(NamedTuple):
     """What one committed block adds to the output."""
 
     num_tokens: int

@@ -15,6 +15,7 @@ from specserve.errors import InvalidProposal, InvalidRequest
 from specserve.model.messages import CallTiming, EngineLoad, SessionOpening
 from specserve.rpc.arrays import pack_ids as pack_ids  # noqa: PLC0414 - a name of this module too
 from specserve.rpc.arrays import unpack_array as unpack_array  # noqa: PLC0414 - a name of this module too
+from specserve.rpc.arrays import unpack_doubles as unpack_doubles  # noqa: PLC0414 - a name of this module too
 from specserve.rpc.arrays import unpack_ids as unpack_ids  # noqa: PLC0414 - a name of this module too
 from specserve.rpc.constraints_codec import pack_constraints, unpack_constraints
 from specserve.rpc.v1 import common_pb2, generation_pb2

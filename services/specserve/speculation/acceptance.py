@@ -60,7 +60,7 @@ def accept(
             f"{num_draft_tokens} draft tokens need as many target_probs and one replacement more, "
             f"got {len(scores.target_probs)} and {len(scores.replacement_token_ids)}"
         )
-    target_probs = scores.target_probs.tolist()
+    target_probs = scores.target_probs
     if num_draft_tokens == 0:
         num_accepted = 0
     elif rule is AcceptanceRule.STANDARD:
@@ -78,7 +78,7 @@ def accept(
 
 def _count_accepted(
     token_probs: Sequence[float],
-    target_probs: list[float],
+    target_probs: Sequence[float],
     uniforms: Uniforms,
 ) -> int:
     for row, (p, q) in enumerate(zip(target_probs, token_probs, strict=True)):

@@ -29,6 +29,9 @@ are alike then choose alike: a mixture of both modes is slower than either."""
 REQUEST_FADE = 0.95
 """Weight of a request's evidence after one more round: the last 20 rounds or so count."""
 
+SMALLEST_UNIT = 1e-60
+"""Counts are rescaled before they could overflow."""
+
 REQUEST_FADE_PER_TOKEN = 0.99
 """The same per token committed without a draft: an old opinion gives way to a new probe."""
 
@@ -46,42 +49,54 @@ class Expectation:
 
 
 class _Counts:
-    """Chances and hits by position, the old ones worth less and less."""
+    """Chances and hits by position, the old ones worth less and less.
 
-    __slots__ = ("accepted", "verified")
+    Instead of every count shrinking each round, what is new weighs more: one number fades.
+    """
+
+    __slots__ = ("_accepted", "_unit", "_verified")
 
     def __init__(self) -> None:
-        self.verified: list[float] = []
-        self.accepted: list[float] = []
+        self._verified: list[float] = []
+        self._accepted: list[float] = []
+        self._unit = 1.0
+        """What a count of 1 is worth by now."""
 
     def fade(self, share: float) -> None:
-        self.verified = [count * share for count in self.verified]
-        self.accepted = [count * share for count in self.accepted]
+        """Let everything counted so far be worth that share of what it was."""
+        self._unit *= share
+        if self._unit < SMALLEST_UNIT:
+            self._verified = [count * self._unit for count in self._verified]
+            self._accepted = [count * self._unit for count in self._accepted]
+            self._unit = 1.0
 
     def add(self, num_draft_tokens: int, num_accepted: int) -> None:
         """Count a round: the accepted tokens, and the one that was rejected, if any."""
         num_verified = min(num_accepted + 1, num_draft_tokens)
-        while len(self.verified) < num_verified:
-            self.verified.append(0.0)
-            self.accepted.append(0.0)
+        verified, accepted, new = self._verified, self._accepted, 1.0 / self._unit
+        while len(verified) < num_verified:
+            verified.append(0.0)
+            accepted.append(0.0)
         for position in range(num_verified):
-            self.verified[position] += 1.0
-            self.accepted[position] += position < num_accepted
+            verified[position] += new
+            if position < num_accepted:
+                accepted[position] += new
 
     def mixed(self, position: int, prior_rate: float, prior_weight: float) -> float:
         """Return the share accepted at a position, given that all before it were."""
-        if position >= len(self.verified):
+        if position >= len(self._verified):
             return prior_rate
-        verified, accepted = self.verified[position], self.accepted[position]
+        verified, accepted = self._verified[position], self._accepted[position]
+        verified, accepted = verified * self._unit, accepted * self._unit
         return (accepted + prior_weight * prior_rate) / (verified + prior_weight)
 
     def is_unlike(self, rates: list[float]) -> bool:
         """Say whether what was accepted is more, or less, than chance makes of these rates."""
         surplus = variance = 0.0
-        for verified, accepted, rate in zip(self.verified, self.accepted, rates, strict=False):
+        for verified, accepted, rate in zip(self._verified, self._accepted, rates, strict=False):
             surplus += accepted - verified * rate
             variance += verified * rate * (1 - rate)
-        return surplus * surplus > UNLIKE * UNLIKE * variance
+        return surplus * surplus * self._unit > UNLIKE * UNLIKE * variance
 
 
 class PoolAcceptance:

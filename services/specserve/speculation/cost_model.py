@@ -9,6 +9,7 @@ handed in.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from specserve.speculation.step_curve import RecentMean, StepCurve
 
@@ -25,8 +26,7 @@ CROWD_FORGET_S = 20.0
 """How long it is believed when no more rounds are seen."""
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(NamedTuple):
     """Who else is there."""
 
     num_sessions: int
@@ -37,8 +37,7 @@ class Load:
     """The K > 0 that nearly all sessions known here have had for some rounds; else 0."""
 
 
-@dataclass(frozen=True, slots=True)
-class RoundTiming:
+class RoundTiming(NamedTuple):
     """Where the time of one round with draft tokens went, in seconds."""
 
     num_draft_tokens: int
@@ -58,8 +57,7 @@ class RoundTiming:
     verify_rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class PlainTiming:
+class PlainTiming(NamedTuple):
     """Where the time of one decode-ahead call went, in seconds."""
 
     num_tokens: int

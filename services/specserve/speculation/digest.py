@@ -18,11 +18,13 @@ PIECE_NUM_TOKENS = 64
 class TokenChain:
     """The tokens of one session with digests of their prefixes."""
 
-    __slots__ = ("_piece_digests", "_tokens")
+    __slots__ = ("_last", "_piece_digests", "_tokens")
 
     def __init__(self, token_ids: Iterable[int] = ()) -> None:
         self._tokens = array("i", token_ids)
         self._piece_digests: list[bytes] = []
+        self._last = (0, 0)
+        """The last length asked for, and its digest: draft and target mostly hold as much."""
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -46,19 +48,25 @@ class TokenChain:
             raise ValueError(f"cannot keep {length} of {len(self._tokens)} tokens")
         del self._tokens[length:]
         del self._piece_digests[length // PIECE_NUM_TOKENS :]
+        if self._last[0] > length:
+            self._last = (0, 0)
 
     def digest(self, length: int) -> int:
         """Return the unsigned 64-bit digest of tokens[:length]; 0 for length 0."""
+        if length == self._last[0]:
+            return self._last[1]
         if not 0 <= length <= len(self._tokens):
             raise ValueError(f"no digest of {length} tokens: {len(self._tokens)} are held")
+        if length == 0:
+            return 0
         num_pieces, rest = divmod(length, PIECE_NUM_TOKENS)
         pieces = self._piece_digests
         while len(pieces) < num_pieces:
             start = len(pieces) * PIECE_NUM_TOKENS
             pieces.append(self._hash(start, start + PIECE_NUM_TOKENS))
-        if rest:
-            return int.from_bytes(self._hash(length - rest, length), "little")
-        return int.from_bytes(pieces[num_pieces - 1], "little") if num_pieces else 0
+        whole = self._hash(length - rest, length) if rest else pieces[num_pieces - 1]
+        self._last = (length, int.from_bytes(whole, "little"))
+        return self._last[1]
 
     def matching_length(self, keep_length: int, keep_digest: int) -> int:
         """Say how many of the tokens a caller wants kept are surely the same here.

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from specserve.speculation.acceptance_rates import Expectation
 from specserve.speculation.cost_model import RoundCosts
@@ -70,8 +71,7 @@ class Reason(StrEnum):
     """The proposer was asked and had nothing to say."""
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """What the next round does."""
 
     num_speculative_tokens: int

@@ -102,7 +102,7 @@ def replace(owner: object, name: str, fault: object) -> object:
 
 
 def _count_accepted_on_equality(
-    token_probs: Sequence[float], target_probs: list[float], uniforms: Uniforms
+    token_probs: Sequence[float], target_probs: Sequence[float], uniforms: Uniforms
 ) -> int:
     for row, (p, q) in enumerate(zip(target_probs, token_probs, strict=True)):
         if not _uniform_or_zero(uniforms, row, p) * q <= p:
@@ -111,7 +111,7 @@ def _count_accepted_on_equality(
 
 
 def _count_accepted_with_zeros(
-    token_probs: Sequence[float], target_probs: list[float], uniforms: Uniforms
+    token_probs: Sequence[float], target_probs: Sequence[float], uniforms: Uniforms
 ) -> int:
     for row, (p, q) in enumerate(zip(target_probs, token_probs, strict=True)):
         if not _uniform_or_zero(uniforms, row, p) * q < p:

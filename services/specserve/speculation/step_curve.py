@@ -107,8 +107,9 @@ class StepCurve:
         """Take one forward. Several calls of one forward may each report it: it counts once."""
         if rows < 1 or seconds < 0:
             return
-        if any(r == rows and abs(s - seconds) <= 1e-9 for r, s in self._latest):
-            return
+        for other_rows, other_s in self._latest:
+            if other_rows == rows and -1e-9 <= other_s - seconds <= 1e-9:
+                return
         self._latest.append((rows, seconds))
         found = self._bins.setdefault(_bin_of(rows), _Bin())
         found.rows.add(rows, now)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,8 +71,7 @@ class SparseProbs:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Proposal:
+class Proposal(NamedTuple):
     """What a proposer guessed for one round. A value: nothing to undo on rejection."""
 
     draft_token_ids: tuple[int, ...]
@@ -79,18 +80,16 @@ class Proposal:
     """[K, k] q of each token; None for greedy and coupled, which need none."""
 
 
-@dataclass(frozen=True, slots=True)
-class TargetScores:
+class TargetScores(NamedTuple):
     """The target's answer for one round: K + 1 rows reduced to scalars."""
 
-    target_probs: NDArray[np.float64]
+    target_probs: Sequence[float]
     """[K]; p of draft token i, 1.0 or 0.0 by equality for greedy and coupled."""
     replacement_token_ids: tuple[int, ...]
     """[K + 1]; what to commit if the round ends at this row (the last one is the bonus)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verification:
+class Verification(NamedTuple):
     """The outcome of one round."""
 
     num_accepted: int

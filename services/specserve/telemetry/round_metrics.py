@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
+
+from specserve.telemetry.loop_histogram import LoopHistogram
 
 # Every counter would have a gauge `..._created` beside it, which a scraper that matches names by
 # their beginning adds to the counts.
@@ -48,8 +49,8 @@ class RoundMetrics:
     rejections_per_position: Counter = field(init=False)
     outcome_cache_hits: Counter = field(init=False)
     calls_failed: Counter = field(init=False)
-    round_seconds: Histogram = field(init=False)
-    batch_size: Histogram = field(init=False)
+    round_seconds: LoopHistogram = field(init=False)
+    batch_size: LoopHistogram = field(init=False)
     request_queue_time: Histogram = field(init=False)
     request_prefill_time: Histogram = field(init=False)
     request_decode_time: Histogram = field(init=False)
@@ -136,30 +137,33 @@ class RoundMetrics:
             revisions,
         )
 
-        def histogram(
-            name: str, text: str, buckets: Sequence[float], labels: tuple[str, ...] = ()
-        ) -> Histogram:
-            return Histogram(
-                f"specserve_{name}", text, labels, buckets=buckets, registry=self.registry
-            )
-
-        self.round_seconds = histogram(
-            "orchestrator_round_seconds", "Wall time of a round s", ROUND_BUCKETS_S
+        self.round_seconds = LoopHistogram(
+            "specserve_orchestrator_round_seconds",
+            "Wall time of a round s",
+            ROUND_BUCKETS_S,
+            self.registry,
         )
-        self.batch_size = histogram(
-            "orchestrator_batch_size",
+        self.batch_size = LoopHistogram(
+            "specserve_orchestrator_batch_size",
             "Sessions in the last forward of a call {session}",
             BATCH_BUCKETS,
-            ("service",),
+            self.registry,
+            "service",
+            ("draft", "target"),
         )
+
+        def histogram(name: str, text: str) -> Histogram:
+            return Histogram(
+                f"specserve_{name}", text, buckets=REQUEST_BUCKETS_S, registry=self.registry
+            )
+
         self.request_queue_time = histogram(
-            "request_queue_time_seconds", "From arrival to the first round s", REQUEST_BUCKETS_S
+            "request_queue_time_seconds", "From arrival to the first round s"
         )
         self.request_prefill_time = histogram(
             "request_prefill_time_seconds",
             "From the first round to the first token s",
-            REQUEST_BUCKETS_S,
         )
         self.request_decode_time = histogram(
-            "request_decode_time_seconds", "From the first token to the end s", REQUEST_BUCKETS_S
+            "request_decode_time_seconds", "From the first token to the end s"
         )

@@ -22,6 +22,7 @@ import psutil
 from specserve.orchestrator.recent_requests import RecentRequests
 from specserve.orchestrator.request_trace import RequestTrace
 from specserve.orchestrator.round_counts import RoundCounts
+from specserve.orchestrator.round_note import RoundNote
 from specserve.rpc.v1 import common_pb2, requests_pb2
 from specserve.speculation.length_choice import Choice, Reason
 from specserve.speculation.types import AcceptanceRule, SamplingParams
@@ -137,9 +138,9 @@ def noted_s(num_rounds: int = 3000) -> float:
     kept = ring.begin("request", "trace", requests_pb2.RequestRecord)
     context = TraceContext(1, 1, is_sampled=False)
 
-    def on_round(record: requests_pb2.RoundRecord) -> None:
-        counts.on_round(record, context)
-        ring.add_round(kept, record.SerializeToString())
+    def on_round(note: RoundNote) -> None:
+        counts.on_round(note, context)
+        ring.add_round(kept, note.record().SerializeToString())
 
     trace = RequestTrace(context, on_round)
     choice = Choice(4, Reason.STATIC)
