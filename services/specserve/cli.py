@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from types import ModuleType
 
 from specserve.config_parsing import did_you_mean
 from specserve.errors import ConfigurationError, SpecServeError, quoted
@@ -88,12 +89,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return _run(name, command, rest)
 
 
-def _run(name: str, command: Command, arguments: Sequence[str]) -> int:
+def parser_of(name: str) -> Parser:
+    """Return the parser of one command, its flags in it."""
+    command = COMMANDS[name]
     parser = Parser(f"specserve {name}", command.summary)
+    getattr(_module_of(command), command.add_arguments)(parser)
+    return parser
+
+
+def _module_of(command: Command) -> ModuleType:
+    return importlib.import_module(f"specserve.tools.{command.module}")
+
+
+def _run(name: str, command: Command, arguments: Sequence[str]) -> int:
     try:
-        module = importlib.import_module(f"specserve.tools.{command.module}")
-        getattr(module, command.add_arguments)(parser)
-        namespace = parser.parse(arguments)
+        namespace = parser_of(name).parse(arguments)
+        module = _module_of(command)
     except SpecServeError as error:
         warn(f"specserve {name}: {error}")
         return EXIT_USAGE

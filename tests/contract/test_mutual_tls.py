@@ -19,7 +19,6 @@ from specserve.config import (
     OrchestratorConfig,
     ServerConfig,
     TargetConfig,
-    TlsSettings,
 )
 from specserve.draft.server import start_draft
 from specserve.errors import ConfigurationError
@@ -132,7 +131,7 @@ async def test_b247_a_request_goes_through_and_strangers_do_not(
     async with secured(volume) as pair:
         assert await pair.tokens() == greedy_tokens(TARGET, (5, 6, 7), 24)
         address = pair.orchestrator.address
-        (state,) = await ask_all([address], None, TlsSettings(tls_dir=str(volume.folder)))
+        (state,) = await ask_all([address], None, pair.backend._pool._tls)
         (refused,) = await ask_all([address], None)
         assert not isinstance(state, str)
         assert "UNAVAILABLE" in str(refused)

@@ -12,11 +12,10 @@ import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from specserve.config import TlsSettings
 from specserve.config_parsing import did_you_mean
 from specserve.errors import ConfigurationError
 from specserve.speculation.length_choice import SpeculationMode
-from specserve.tools.flags import add_model_flags, config_from_flags
+from specserve.tools.client_access import add_tls_flags, tls_of
 from specserve.tools.terminal import say, table, warn
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from specserve.rpc.v1 import admin_pb2
 
 TIMEOUT_S = 5.0
-CLEAR_TEXT = TlsSettings()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="an orchestrator, as `specserve serve` prints it; give it once per orchestrator, or "
         "name a host that stands for all of them",
     )
-    add_model_flags(parser, TlsSettings, "gRPC")
+    add_tls_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -55,8 +53,7 @@ def run(args: argparse.Namespace) -> int:
             "--orchestrator-address: missing; `specserve serve` prints it when it is ready"
         )
     addresses = [one for given in args.orchestrator_address for one in resolve(given)]
-    settings = config_from_flags(args, TlsSettings)
-    answers = asyncio.run(ask_all(addresses, mode, settings))
+    answers = asyncio.run(ask_all(addresses, mode, tls_of(args)))
     rows = []
     for address, answer in zip(addresses, answers, strict=True):
         if isinstance(answer, str):
@@ -101,16 +98,9 @@ def resolve(address: str) -> list[str]:
 async def ask_all(
     addresses: Sequence[str],
     mode: SpeculationMode | None,
-    settings: TlsSettings = CLEAR_TEXT,
+    tls: MutualTls | None = None,
 ) -> list[admin_pb2.SpeculationState | str]:
-    """Change or read the state of each; what went wrong instead of an answer, where it did.
-
-    Raises:
-        ConfigurationError: certificates cannot be read.
-    """
-    from specserve.rpc.tls import MutualTls
-
-    tls = MutualTls.of(settings)
+    """Change or read the state of each; what went wrong instead of an answer, where it did."""
     return await asyncio.gather(*(_ask(address, mode, tls) for address in addresses))
 
 

@@ -11,10 +11,14 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from specserve.config import TlsSettings
 from specserve.errors import ConfigurationError, PeerUnavailable, quoted
-from specserve.tools.client_key import add_key_flag, key_headers
-from specserve.tools.flags import add_model_flags, config_from_flags
+from specserve.tools.client_access import (
+    add_key_flag,
+    add_tls_flags,
+    check_access,
+    key_headers,
+    tls_of,
+)
 from specserve.tools.speculation import resolve
 from specserve.tools.terminal import say, table
 
@@ -48,15 +52,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--limit", type=int, default=20, metavar="N", help="without an id: most requests listed"
     )
-    add_model_flags(parser, TlsSettings, "gRPC")
+    add_tls_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Ask and write; 1 when nobody remembers the request."""
     from specserve.tools.waterfall import lines_of
 
-    if args.url and args.orchestrator_address:
-        raise ConfigurationError("--url: give it or --orchestrator-address, not both")
+    check_access(args, DEFAULT_URL)
     if not 1 <= args.limit <= 200:
         raise ConfigurationError(f"--limit: found {args.limit}, wanted 1 to 200")
     views = _ask(args)
@@ -75,15 +78,19 @@ def run(args: argparse.Namespace) -> int:
 def _ask(args: argparse.Namespace) -> list[RequestView]:
     if args.orchestrator_address:
         addresses = [one for given in args.orchestrator_address for one in resolve(given)]
-        settings = config_from_flags(args, TlsSettings)
-        return asyncio.run(_ask_orchestrators(addresses, args.request_id, args.limit, settings))
+        return asyncio.run(ask_orchestrators(addresses, args.request_id, args.limit, tls_of(args)))
     url = args.url or DEFAULT_URL
-    return _ask_gateway(url, args.request_id, args.limit, key_headers(args.api_key_from))
+    return ask_gateway(url, args.request_id, args.limit, key_headers(args.api_key_from))
 
 
-def _ask_gateway(
+def ask_gateway(
     url: str, request_id: str | None, limit: int, headers: dict[str, str]
 ) -> list[RequestView]:
+    """Ask a gateway for one request, or for the latest.
+
+    Raises:
+        PeerUnavailable: it does not answer, or shows none; says which.
+    """
     import httpx
 
     from specserve.rpc.request_view import RequestView
@@ -107,13 +114,16 @@ def _ask_gateway(
     return [RequestView.model_validate(one) for one in body["requests"]]
 
 
-async def _ask_orchestrators(
-    addresses: Sequence[str], request_id: str | None, limit: int, settings: TlsSettings
+async def ask_orchestrators(
+    addresses: Sequence[str], request_id: str | None, limit: int, tls: MutualTls | None
 ) -> list[RequestView]:
-    from specserve.rpc.request_view import view_of
-    from specserve.rpc.tls import MutualTls
+    """Ask orchestrators for one request, or for the latest.
 
-    tls = MutualTls.of(settings)
+    Raises:
+        PeerUnavailable: one does not answer.
+    """
+    from specserve.rpc.request_view import view_of
+
     answers = await asyncio.gather(*(_ask_one(one, request_id, limit, tls) for one in addresses))
     records = sorted(
         (record for answer in answers for record in answer), key=lambda one: one.arrived_unix_s

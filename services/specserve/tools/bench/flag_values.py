@@ -13,6 +13,7 @@ from specserve.errors import ConfigurationError
 from specserve.tools.bench.clients import RequestSettings
 from specserve.tools.bench.options import AUTO_CONFIG, STATIC_CONFIG, BenchOptions, PeerOptions
 from specserve.tools.bench.thresholds import Thresholds, read_thresholds
+from specserve.tools.client_access import check_access, key_headers, tls_of
 from specserve.tools.flags import config_from_flags, flags_given
 from specserve.tools.load.arrivals import Pacing
 
@@ -38,8 +39,7 @@ def bench_options(args: argparse.Namespace, suite: str) -> BenchOptions:
         raise ConfigurationError(f"--arrival-rate: found {args.arrival_rate}, wanted above 0")
     if not 0 <= args.temperature <= 2:
         raise ConfigurationError(f"--temperature: found {args.temperature:g}, wanted 0 to 2")
-    if args.url and args.orchestrator_address:
-        raise ConfigurationError("--url: leave it out where --orchestrator-address is given")
+    check_access(args)
     engine = config_from_flags(args, EngineConfig, model="", dtype=args.dtype)
     return BenchOptions(
         target=args.target,
@@ -60,7 +60,9 @@ def bench_options(args: argparse.Namespace, suite: str) -> BenchOptions:
         num_pairs=args.pairs,
         requests_per_wave=args.requests_per_wave,
         orchestrator_address=args.orchestrator_address,
+        tls=tls_of(args),
         url=args.url,
+        headers=key_headers(args.api_key_from),
         padding=args.padding,
         peers=PeerOptions(tuple(args.peer), args.vllm_python, _key_values(args.vllm_arg)),
         methods=tuple(args.methods),

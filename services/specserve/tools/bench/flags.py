@@ -7,6 +7,7 @@ import argparse
 from specserve.config import EngineConfig
 from specserve.tools.bench.peer_spec import PEERS
 from specserve.tools.bench.thresholds import Thresholds
+from specserve.tools.client_access import add_key_flag, add_tls_flags
 from specserve.tools.flags import add_model_flags
 from specserve.tools.models import CACHE_HELP
 from specserve.tools.process import SPECULATIVE_HELP
@@ -36,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of every model, ours and other engines'",
     )
     group.add_argument("--url", metavar="URL", help="serving: a gateway that runs already")
+    add_key_flag(group)
     group.add_argument(
         "--orchestrator-address",
         metavar="HOST:PORT",
@@ -123,6 +125,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="keys that keep K fixed (default: the schedule constant)",
     )
     add_model_flags(parser, EngineConfig, "engine", leave_out=NOT_FLAGS)
+    add_tls_flags(parser)
 
 
 def add_steps_arguments(parser: argparse.ArgumentParser) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from specserve.config import EngineConfig, SpeculativeConfig
 from specserve.errors import ConfigurationError
+from specserve.rpc.tls import MutualTls
 from specserve.tools.bench.clients import RequestSettings
 from specserve.tools.bench.deployment import Deployment
 from specserve.tools.bench.thresholds import Thresholds
@@ -51,8 +53,12 @@ class BenchOptions:
     requests_per_wave: int | None = None
     orchestrator_address: str | None = None
     """An orchestrator that runs already; None starts the services."""
+    tls: MutualTls | None = None
+    """How it is dialled; None speaks clear text."""
     url: str | None = None
     """A gateway that runs already."""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """What requests to it carry: its key."""
     padding: bool = True
     """Also time padded steps of the target alone."""
     peers: PeerOptions = PeerOptions()

@@ -144,8 +144,8 @@ def models_of(stage: Stage) -> tuple[ModelFacts, ...]:
 
 def _reached(options: BenchOptions) -> AbstractAsyncContextManager[Running]:
     if options.url is not None:
-        return reached_by_url(OURS, options.url)
-    return reached(OURS, options.orchestrator_address or "")
+        return reached_by_url(OURS, options.url, options.headers)
+    return reached(OURS, options.orchestrator_address or "", options.tls)
 
 
 async def _warm(

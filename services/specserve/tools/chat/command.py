@@ -18,7 +18,7 @@ from specserve.errors import ConfigurationError, SpecServeError
 from specserve.rpc.placement import threads_per_engine
 from specserve.tools.chat.painter import ORIGIN_COLOURS, Painter
 from specserve.tools.chat.stream import Speculation, stream_chat
-from specserve.tools.client_key import add_key_flag, key_headers
+from specserve.tools.client_access import add_key_flag, check_access, key_headers
 from specserve.tools.flags import add_model_flags, config_from_flags, flags_given
 from specserve.tools.interrupts import stop_signals_interrupt
 from specserve.tools.local import PairSpec, run_pair
@@ -62,8 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.url and args.target:
         raise ConfigurationError("--url names a running server; leave the target out")
-    if args.api_key_from and not args.url:
-        raise ConfigurationError("--api-key-from: goes with --url, whose gateway wants a key")
+    check_access(args)
     headers = key_headers(args.api_key_from)
     with stop_signals_interrupt(), contextlib.ExitStack() as stack:
         url = args.url or stack.enter_context(_local_url(args))

@@ -17,9 +17,8 @@ import sys
 from pathlib import Path
 from typing import get_args
 
-from specserve.config import EngineConfig, TlsSettings
+from specserve.config import EngineConfig
 from specserve.errors import ConfigurationError
-from specserve.rpc.tls import MutualTls
 from specserve.tools.bench.clients import RequestSettings
 from specserve.tools.bench.conditions import Conditions
 from specserve.tools.bench.deployment import reached
@@ -29,8 +28,13 @@ from specserve.tools.bench.http import reached_by_url
 from specserve.tools.bench.record import require_writable
 from specserve.tools.bench.signals import cancelled_by_signals
 from specserve.tools.bench.workload import load_workload
-from specserve.tools.client_key import add_key_flag, key_headers
-from specserve.tools.flags import add_model_flags, config_from_flags
+from specserve.tools.client_access import (
+    add_key_flag,
+    add_tls_flags,
+    check_access,
+    key_headers,
+    tls_of,
+)
 from specserve.tools.load.arrivals import ArrivalProcess
 from specserve.tools.load.report import LoadRecord
 from specserve.tools.load.run import Generator, LoadPlan
@@ -50,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_key_flag(group)
     group.add_argument("--orchestrator-address", metavar="HOST:PORT", help="or an orchestrator")
     group.add_argument("--target", metavar="MODEL", help="its tokenizer, for an orchestrator")
-    add_model_flags(parser, TlsSettings, "gRPC, for an orchestrator")
+    add_tls_flags(parser)
     group = parser.add_argument_group("load")
     group.add_argument("--rate", type=float, nargs="+", metavar="R", help="requests/s; some levels")
     group.add_argument("--duration-s", type=float, default=60.0, metavar="S", help="of each rate")
@@ -138,10 +142,9 @@ def check(args: argparse.Namespace) -> None:
     Raises:
         ConfigurationError: naming the flag.
     """
-    if (args.url is None) == (args.orchestrator_address is None):
+    if args.url is None and args.orchestrator_address is None:
         raise ConfigurationError("--url or --orchestrator-address: one of the two was wanted")
-    if args.api_key_from is not None and args.url is None:
-        raise ConfigurationError("--api-key-from: goes with --url, whose gateway wants a key")
+    check_access(args)
     if args.orchestrator_address is not None and args.target is None:
         raise ConfigurationError("--target: missing; its tokenizer makes the prompts' token ids")
     if args.orchestrator_address is not None and args.unique:
@@ -199,9 +202,7 @@ async def _send(args: argparse.Namespace, record: LoadRecord) -> None:
     way = (
         reached_by_url("system", args.url, key_headers(args.api_key_from))
         if args.url is not None
-        else reached(
-            "system", args.orchestrator_address, MutualTls.of(config_from_flags(args, TlsSettings))
-        )
+        else reached("system", args.orchestrator_address, tls_of(args))
     )
     progress = Progress()
     async with way as system:

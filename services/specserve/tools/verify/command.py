@@ -13,12 +13,18 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specserve.config import SpeculativeConfig, TlsSettings
+from specserve.config import SpeculativeConfig
 from specserve.config_parsing import SUPPORTED_METHODS, build, check_speculative
 from specserve.errors import ConfigurationError
 from specserve.rpc.verified_records import folder_of
-from specserve.tools.client_key import add_key_flag, key_headers
-from specserve.tools.flags import add_model_flags, as_flag, config_from_flags, given_values
+from specserve.tools.client_access import (
+    add_key_flag,
+    add_tls_flags,
+    check_access,
+    key_headers,
+    tls_of,
+)
+from specserve.tools.flags import as_flag
 from specserve.tools.models import CACHE_HELP
 from specserve.tools.process import SPECULATIVE_HELP, speculative_from
 from specserve.tools.terminal import Progress, say
@@ -92,7 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--num-sequences", type=int, default=500, metavar="N", help="distribution: short texts"
     )
     group.add_argument("--concurrency", type=int, default=24, metavar="N", help="requests at once")
-    add_model_flags(parser, TlsSettings, "gRPC to --orchestrator-address")
+    add_tls_flags(parser)
     output = parser.add_argument_group("output")
     output.add_argument("--json", metavar="FILE", help="also write the report as JSON")
     output.add_argument(
@@ -122,16 +128,7 @@ def _check(args: argparse.Namespace) -> None:
         )
     if args.seconds <= 0 or args.concurrency < 1 or args.max_tokens < 2:
         raise ConfigurationError("--seconds, --concurrency and --max-tokens must be positive")
-    if args.orchestrator_address is None:
-        for name in given_values(args, TlsSettings):
-            raise ConfigurationError(
-                f"{as_flag(name)}: goes with --orchestrator-address; a pair that is started here "
-                "speaks clear text"
-            )
-    if args.orchestrator_address is not None and args.url is not None:
-        raise ConfigurationError("--url: the pair is named by --orchestrator-address; leave it out")
-    if args.api_key_from is not None and args.url is None:
-        raise ConfigurationError("--api-key-from: goes with --url, whose gateway wants a key")
+    check_access(args)
     running = "--orchestrator-address" if args.url is None else "--url"
     if args.orchestrator_address is not None or args.url is not None:
         for name in ("target", "draft", "speculative_config", "method", "num_speculative_tokens"):
@@ -256,7 +253,7 @@ def _pair_options(args: argparse.Namespace) -> PairOptions:
         num_prompts=args.num_prompts,
         max_tokens=args.max_tokens,
         cache_dir=args.cache_dir,
-        tls=config_from_flags(args, TlsSettings),
+        tls=tls_of(args),
         headers=key_headers(args.api_key_from),
     )
 

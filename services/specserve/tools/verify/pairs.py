@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from specserve.config import EngineConfig, SpeculativeConfig, TlsSettings
+from specserve.config import EngineConfig, SpeculativeConfig
 from specserve.errors import ConfigurationError
 from specserve.model.token_table import TokenTable
 from specserve.rpc.tls import MutualTls
@@ -24,7 +24,6 @@ from specserve.tools.models import resolve_pair
 from specserve.tools.prompts import Prompt, read_prompts, to_token_ids
 from specserve.tools.verify.gateway_client import GatewayClient
 
-CLEAR_TEXT = TlsSettings()
 BLOCK_SIZE = 16
 """Tokens of a KV block."""
 
@@ -46,8 +45,8 @@ class PairOptions:
     num_prompts: int | None
     max_tokens: int
     cache_dir: str | None
-    tls: TlsSettings = CLEAR_TEXT
-    """How the orchestrator is dialled."""
+    tls: MutualTls | None = None
+    """How the orchestrator is dialled; None speaks clear text."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """What requests to the gateway carry: its key."""
 
@@ -75,8 +74,9 @@ async def reached(options: PairOptions) -> AsyncIterator[VerifiedPair]:
             yield VerifiedPair(gateway, told, _named(prompts, ids))
         return
     if options.address is not None:
-        tls = MutualTls.of(options.tls)
-        async with GenerationClient(options.address, for_verification=True, tls=tls) as client:
+        async with GenerationClient(
+            options.address, for_verification=True, tls=options.tls
+        ) as client:
             pair = await client.wait_ready(include_token_table=True)
             table = TokenTable.from_bytes(pair.target.token_table)
             ids = [greedy_token_ids(table, prompt.text) for prompt in prompts]

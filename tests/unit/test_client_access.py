@@ -11,7 +11,7 @@ from specserve import cli
 from specserve.errors import ConfigurationError
 from specserve.gateway.api_keys import KeyRing, make_key
 from specserve.tools.bench.http import reached_by_url
-from specserve.tools.client_key import add_key_flag, key_headers
+from specserve.tools.client_access import add_key_flag, key_headers
 from specserve.tools.flags import Parser
 from unit.gateway.fakes import FakeBackend
 from unit.gateway.test_server import gateway
