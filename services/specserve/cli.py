@@ -43,6 +43,9 @@ COMMANDS = {
     ),
     "doctor": Command("doctor.command", "check a pair, devices, ports, memory and versions"),
     "trace": Command("trace", "show where a request's time went, round by round"),
+    "support-bundle": Command(
+        "support_bundle.command", "collect what helpers need to know, without secrets or text"
+    ),
     "speculation": Command("speculation", "switch speculation off, on or to auto while serving"),
     "config": Command("config", "check a file of settings; render what Ray Serve is given"),
     "keys": Command("keys", "add, list and revoke API keys of the gateway"),

@@ -10,11 +10,14 @@ import asyncio
 import contextlib
 import json
 import ssl
+import tarfile
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
+import httpx
 import pytest
 
 from helpers.pair import TARGET, engine, is_ready
@@ -150,6 +153,7 @@ BY_URL = {
     "load": ["--rate=40", "--duration-s=0.1", "--warm-up=0", *FEW],
     "bench": ["--suite=serving", "--no-padding", "--pairs=1", *FEW],
     "verify": ["--suite=parity", "--num-prompts=1", "--max-tokens=64"],
+    "support-bundle": ["--no-doctor", "--output=NEW"],
 }
 BY_ADDRESS = {
     "speculation": [],
@@ -157,7 +161,19 @@ BY_ADDRESS = {
     "load": [*BY_URL["load"], TOKENIZER],
     "bench": [*BY_URL["bench"], TOKENIZER],
     "verify": [*BY_URL["verify"], "--no-record"],
+    "support-bundle": BY_URL["support-bundle"],
 }
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., int]:
+    """Run a command; where its words say NEW, it is given a name that is not taken."""
+    number = count()
+
+    def run_command(*words: str) -> int:
+        return cli.main([word.replace("NEW", f"{tmp_path}/{next(number)}") for word in words])
+
+    return run_command
 
 
 def test_every_client_is_tried() -> None:
@@ -178,14 +194,14 @@ def test_every_client_is_tried() -> None:
 
 @pytest.mark.parametrize("name", BY_URL)
 def test_client_of_a_gateway_shows_its_key(
-    name: str, locked: Locked, capfd: pytest.CaptureFixture[str]
+    name: str, locked: Locked, run: Callable[..., int], capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Over HTTPS, with an authority of one's own; the key is told nowhere."""
     words = [name, f"--url={locked.url}", *BY_URL[name]]
 
-    code = cli.main([*words, f"--api-key-from={locked.key_file}"])
+    code = run(*words, f"--api-key-from={locked.key_file}")
     told = capfd.readouterr()
-    refused = cli.main(words)
+    refused = run(*words)
     complaint = capfd.readouterr()
 
     assert code in (0, 3, 4), told.err
@@ -196,23 +212,103 @@ def test_client_of_a_gateway_shows_its_key(
 
 @pytest.mark.parametrize("name", BY_ADDRESS)
 def test_client_of_an_orchestrator_shows_its_certificate(
-    name: str, locked: Locked, capfd: pytest.CaptureFixture[str]
+    name: str, locked: Locked, run: Callable[..., int], capfd: pytest.CaptureFixture[str]
 ) -> None:
     words = [name, f"--orchestrator-address={locked.orchestrator}", *BY_ADDRESS[name]]
 
-    code = cli.main([*words, f"--tls-dir={locked.tls_dir}"])
+    code = run(*words, f"--tls-dir={locked.tls_dir}")
 
     assert code in (0, 3, 4), capfd.readouterr().err
 
 
 @pytest.mark.parametrize("name", sorted({*BY_URL} & {*BY_ADDRESS}))
-def test_flags_of_the_other_way_are_refused(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_flags_of_the_other_way_are_refused(
+    name: str, run: Callable[..., int], capfd: pytest.CaptureFixture[str]
+) -> None:
     """A key that nobody is shown, or certificates that nobody asks for, are told of."""
     url, address = "--url=http://x", "--orchestrator-address=x:1"
-    for words, complaint in (
+    wrong = [
         ([url, "--tls-dir=y"], "--tls-dir: goes with"),
         ([address, "--api-key-from=y"], "--api-key-from: goes with"),
-        ([url, address], "--url: leave it out"),
-    ):
-        assert cli.main([name, *words, *BY_ADDRESS[name]]) == 2
+    ]
+    if name != "support-bundle":  # it asks both
+        wrong.append(([url, address], "--url: leave it out"))
+    for words, complaint in wrong:
+        assert run(name, *words, *BY_ADDRESS[name]) == 2
         assert complaint in capfd.readouterr().err
+
+
+MARKER = "marker9c41"
+
+
+def test_a_bundle_holds_neither_secrets_nor_text(
+    locked: Locked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., int]
+) -> None:
+    """From everything at once, after a request with a marker, with secrets planted all around."""
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "ray-token-planted")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=planted-header")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://user:planted-password@collector:4317")
+    monkeypatch.setenv("NOBODY_KNOWS", "planted-elsewhere")
+    monkeypatch.setenv("HF_HOME", "/home/ray-token-planted/hub")
+    settings = tmp_path / "specserve.yaml"
+    settings.write_text(
+        f"target: {{model: '{TARGET}'}}\n"
+        "speculative: {method: ngram}\n"
+        f"server: {{tls_dir: {locked.tls_dir}}}\n"
+        f"gateway: {{port: 0, api_key_file: {locked.key_file.with_name('keys')}}}\n"
+    )
+    with httpx.Client(
+        base_url=locked.url,
+        headers={"authorization": f"Bearer {locked.key}"},
+        verify=ssl.create_default_context(cafile=locked.key_file.with_name("authority.crt")),
+    ) as client:
+        body = {"prompt": MARKER, "max_tokens": 40, "ignore_eos": True, "return_token_ids": True}
+        choice = client.post("/v1/completions", json=body).json()["choices"][0]
+    bundle = tmp_path / "bundle.tar.gz"
+
+    code = run(
+        *("support-bundle", f"--output={bundle}", f"--config={settings}", f"--url={locked.url}"),
+        *(f"--api-key-from={locked.key_file}", f"--orchestrator-address={locked.orchestrator}"),
+        *(f"--tls-dir={locked.tls_dir}", f"--metrics-url={locked.url}/metrics"),
+    )
+
+    files = read_bundle(bundle)
+    assert code == 1  # of a gateway's own /metrics the bare URL gets a 401
+    everything = "\n".join(files.values())
+    key_file = locked.key_file.with_name("keys").read_text().split()
+    tokens = ", ".join(map(str, choice["token_ids"][:6]))
+    for secret in (
+        *(MARKER, choice["text"], tokens, tokens.replace(" ", "")),
+        *(locked.key, *key_file[-2:], "BEGIN", "planted"),
+        (locked.tls_dir / "tls.key").read_text().splitlines()[1],
+    ):
+        assert len(secret) > 4
+        assert secret not in everything, secret
+    assert bundle.stat().st_mode & 0o077 == 0
+    # And it helps: each part is there and says what is asked of it.
+    assert json.loads(files["settings.json"])["target"]["model"] == TARGET
+    assert json.loads(files["environment.json"])["HF_HOME"] == "/home/[redacted]/hub"
+    assert "1 keys of 1 tenants" in files["secret-files.json"]
+    assert {check["name"] for check in json.loads(files["doctor.json"])} >= {"python", "pair"}
+    assert "specserve_num_requests" in files["gateway/metrics.txt"]
+    assert json.loads(files["gateway/pool.json"])["replicas"][0]["role"] == "target"
+    for name in ("gateway", "orchestrator-1"):
+        (view, *_) = json.loads(files[f"{name}/requests.json"])
+        assert view["rounds"][0]["num_emitted_tokens"] > 0
+    assert json.loads(files["orchestrator-1/status.json"])["pair"]["target"]["modelId"] == TARGET
+    assert set(json.loads(files["versions.json"])) >= {"protocol", "versions", "packages"}
+    for name in files:
+        assert name == "contents.txt" or name in files["contents.txt"]
+    assert "metrics-1.txt" in files["contents.txt"]
+    assert "--api-key-from" in files["contents.txt"]
+
+
+def read_bundle(path: Path) -> dict[str, str]:
+    """Read every file of a bundle."""
+    with tarfile.open(path) as archive:
+        found = {}
+        for member in archive.getmembers():
+            file = archive.extractfile(member)
+            assert file is not None
+            found[member.name.partition("/")[2]] = file.read().decode()
+    return found

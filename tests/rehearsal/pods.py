@@ -98,6 +98,7 @@ class Pod:
             "HOME": "/tmp/home",
             "LANG": "C.UTF-8",
             "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONPATH": str(ROOT / "services"),
             "NUMBA_CACHE_DIR": "/tmp/numba",
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
@@ -167,8 +168,14 @@ def _mounts() -> str:
             f"mount --move /run/python {base}",
             "mount -o remount,ro /root",
         ]
+    # /tmp is the pod's own: of a checkout that lies there the pod sees it, and nothing beside.
+    below_tmp = ROOT.is_relative_to("/tmp")
+    if below_tmp:
+        lines += ["mkdir -p /run/checkout", f"mount --bind {ROOT} /run/checkout"]
+    lines.append("mount -t tmpfs -o mode=1777,size=2g,nosuid,nodev,noexec tmpfs /tmp")
+    if below_tmp:
+        lines += [f"mkdir -p {ROOT}", f"mount --move /run/checkout {ROOT}"]
     lines += [
-        "mount -t tmpfs -o mode=1777,size=2g,nosuid,nodev,noexec tmpfs /tmp",
         f"install -d -o {USER} -g {USER} /tmp/home",
         "mount -t tmpfs -o mode=1777,size=512m,nosuid,nodev,noexec tmpfs /dev/shm",
         "mount -o remount,ro,bind /",

@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 from collections.abc import Iterator
 
 import pytest
 
 from specserve import cli
 from specserve.tools.flags import Parser
-
-
-def parser_of(command: str) -> Parser:
-    """Build a command's parser as the command line does."""
-    described = cli.COMMANDS[command]
-    parser = Parser(f"specserve {command}", described.summary)
-    module = importlib.import_module(f"specserve.tools.{described.module}")
-    getattr(module, described.add_arguments)(parser)
-    return parser
 
 
 def actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
@@ -38,7 +28,7 @@ def shown(parser: Parser, action: argparse.Action) -> str:
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
 def test_every_flag_has_help(command: str) -> None:
-    parser = parser_of(command)
+    parser = cli.parser_of(command)
 
     silent = [action.dest for action in actions(parser) if not (action.help or "").strip()]
 
@@ -48,7 +38,7 @@ def test_every_flag_has_help(command: str) -> None:
 @pytest.mark.parametrize("command", cli.COMMANDS)
 def test_every_default_is_shown(command: str) -> None:
     """A flag that does something when it is not given says what; None, False and [] do nothing."""
-    parser = parser_of(command)
+    parser = cli.parser_of(command)
 
     hidden = {
         action.dest: action.default

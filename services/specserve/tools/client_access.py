@@ -33,19 +33,23 @@ def add_tls_flags(parser: argparse.ArgumentParser) -> None:
     add_model_flags(parser, TlsSettings, "gRPC to --orchestrator-address")
 
 
-def check_access(args: argparse.Namespace, default_url: str | None = None) -> None:
+def check_access(
+    args: argparse.Namespace, default_url: str | None = None, *, both: bool = False
+) -> None:
     """Refuse flags for one of the two ways where the other is taken.
 
     Args:
         default_url: the gateway that is asked when neither is named.
+        both: gateway and orchestrators are asked, one beside the other.
 
     Raises:
         ConfigurationError: naming the flag.
     """
     address = getattr(args, "orchestrator_address", None)
-    if args.url and address:
+    if args.url and address and not both:
         raise ConfigurationError("--url: leave it out where --orchestrator-address is given")
-    if args.api_key_from is not None and (address or not (args.url or default_url)):
+    asks_gateway = args.url or (default_url and not address)
+    if args.api_key_from is not None and not asks_gateway:
         raise ConfigurationError("--api-key-from: goes with --url, whose gateway wants a key")
     if not address:
         for name in given_values(args, TlsSettings):
