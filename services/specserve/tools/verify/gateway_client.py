@@ -52,6 +52,9 @@ class GatewayClient(TextClient):
             "max_tokens": job.max_tokens,
             "temperature": sampling.temperature,
             "top_k": sampling.top_k,
+            "top_p": sampling.top_p,
+            "min_p": sampling.min_p,
+            "stop_token_ids": list(sampling.stop_token_ids),
             "seed": sampling.seed,
             "ignore_eos": job.ignore_eos,
             "return_token_ids": True,
@@ -62,7 +65,7 @@ class GatewayClient(TextClient):
         if job.num_speculative_tokens is not None:
             body["num_speculative_tokens"] = job.num_speculative_tokens
         began = time.perf_counter()
-        answer = await self._send("POST", "/v1/completions", body)
+        answer = await self._send("POST", "/v1/completions", body, job.request_id)
         metrics = answer["metrics"]["speculative_decoding"]
         return Generated(
             tuple(answer["choices"][0]["token_ids"]),
