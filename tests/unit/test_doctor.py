@@ -10,6 +10,7 @@ import pytest
 
 from specserve import cli
 from specserve.tools.doctor import checks as doctor_checks
+from specserve.tools.doctor import port as doctor_port
 
 PAIR = ("toy:vocab_size=96,seed=7", "--port", "0")
 pytestmark = pytest.mark.slow  # torch and transformers are imported
@@ -62,7 +63,9 @@ def test_a_missing_model_is_a_problem(capsys, tmp_path):
     assert "nowhere" in checks["target"][1]
 
 
-def test_a_taken_port_is_a_problem(capsys):
+def test_a_taken_port_is_a_problem(capsys, monkeypatch):
+    """Also when whoever has it never answers."""
+    monkeypatch.setattr(doctor_port, "ANSWER_TIMEOUT_S", 0.1)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()

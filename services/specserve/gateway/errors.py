@@ -183,6 +183,12 @@ def statuses() -> list[int]:
     return sorted({row.status for row in _ROWS.values()})
 
 
+def status_of(name: str) -> int:
+    """Return the status that an error is answered with, by the name of its class."""
+    row = _ROWS.get(name)
+    return 500 if row is None else row.status
+
+
 def is_mapped(error: type[errors.SpecServeError]) -> bool:
     """Say whether the class has a row of its own."""
     return error.__name__ in _ROWS

@@ -10,8 +10,6 @@ import os
 import platform
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import StrEnum
 from importlib import metadata
 from importlib.util import find_spec
 
@@ -24,6 +22,7 @@ from specserve.gateway.config import GatewayConfig
 from specserve.rpc.verified_records import folder_of, read_all
 from specserve.serve_args import draft_engine
 from specserve.tools.doctor.port import running_specserve
+from specserve.tools.doctor.status import Check, Status
 from specserve.tools.models import cache_folder
 from specserve.tools.serve import require_free_port, url_of
 from specserve.tools.terminal import human_bytes
@@ -33,30 +32,6 @@ LIBRARIES = ("torch", "transformers", "ray", "grpcio", "protobuf")
 
 MIN_SHARED_MEMORY_BYTES = 128 << 20
 """Ray keeps its object store there and is slow, with a warning, where it does not fit."""
-
-
-class Status(StrEnum):
-    """How much a check matters."""
-
-    OK = "ok"
-    NOTE = "note"
-    """Worth knowing; serving works."""
-    PROBLEM = "problem"
-    """Serving would fail."""
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One thing looked at."""
-
-    name: str
-    status: Status
-    found: str
-    """What was found and, for a problem, what was wanted."""
-
-    def as_json(self) -> dict[str, str]:
-        """Return the fields for `--json`."""
-        return {"name": self.name, "status": self.status.value, "found": self.found}
 
 
 def examine(

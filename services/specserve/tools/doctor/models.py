@@ -22,7 +22,7 @@ from specserve.model.loading import resolve_device, resolve_dtype
 from specserve.model.model_files import resolve_model_dir, weight_files
 from specserve.model.tokenizer import Tokenizer, load_tokenizer
 from specserve.model.toy import PREFIX
-from specserve.tools.doctor.checks import Check, Status
+from specserve.tools.doctor.status import Check, Status
 from specserve.tools.terminal import human_bytes
 
 
