@@ -183,6 +183,13 @@ def statuses() -> list[int]:
     return sorted({row.status for row in _ROWS.values()})
 
 
+def name_of(error: BaseException) -> str:
+    """Name an error for a counter and a span: one of a peer by its own class, where it is known."""
+    if isinstance(error, RemoteError) and error.error in _ROWS:
+        return error.error
+    return type(error).__name__
+
+
 def status_of(name: str) -> int:
     """Return the status that an error is answered with, by the name of its class."""
     row = _ROWS.get(name)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from specserve.gateway.blocks import Block, Round, TokenOrigin
-from specserve.gateway.errors import ClientDisconnected, to_http
+from specserve.gateway.errors import ClientDisconnected, name_of, to_http
 from specserve.gateway.fields import GenerationFields
 from specserve.gateway.metrics import GatewayMetrics
 from specserve.gateway.plan import GenerationPlan
@@ -131,7 +131,7 @@ class RequestObserver:
         name, is_our_fault = "", False
         if error is not None:
             given_up = isinstance(error, asyncio.CancelledError | ClientDisconnected)
-            name = CANCELLED if given_up else type(error).__name__
+            name = CANCELLED if given_up else name_of(error)
             # A body that was refused is its sender's affair: it keeps no trace.
             is_our_fault = not isinstance(error, Exception) or to_http(error).status >= 500
             is_our_fault = is_our_fault or given_up
