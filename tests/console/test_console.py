@@ -188,6 +188,8 @@ def test_pool_is_live(reader: Reader) -> None:
     assert {"draft", "target"} <= set(roles)
     playwright.expect(reader.page.locator("#pool-figures")).to_contain_text("draft tokens accepted")
     playwright.expect(reader.page.locator("#positions tbody tr")).not_to_have_count(0)
+    playwright.expect(reader.page.locator("#pool-k-chart .step.drafted")).not_to_have_count(0)
+    playwright.expect(reader.page.locator("#pool-k-note")).to_contain_text("first_round: ")
     reader.page.locator("#recent tbody button").first.click()
     playwright.expect(reader.page.locator("#waterfall .round").first).to_be_visible()
 

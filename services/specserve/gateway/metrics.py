@@ -193,7 +193,9 @@ class GatewayMetrics:
         self._waiting.set(sum(status.num_waiting for status in statuses))
         for status in statuses:
             for replica in status.replicas:
-                labels = (replica.role, replica.replica_id or replica.address)
+                if not replica.replica_id:
+                    continue  # it was not reached yet, and has told no load
+                labels = (replica.role, replica.replica_id)
                 self._num_sessions.labels(*labels).set(replica.load.num_sessions)
                 if replica.load.num_blocks:
                     free = replica.load.num_free_blocks / replica.load.num_blocks

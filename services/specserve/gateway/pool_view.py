@@ -48,7 +48,7 @@ class ReplicaView(Answer):
     role: str
     """draft or target."""
     replica_id: str
-    """Identity of the process."""
+    """Identity of the process; empty while it was not reached yet."""
     state: str
     """connected, connecting or draining."""
     num_sessions: int
@@ -114,16 +114,17 @@ def _replicas(found: Iterable[ReplicaStatus]) -> list[ReplicaView]:
     views: dict[tuple[str, str], ReplicaView] = {}
     for replica in found:
         load = replica.load
-        name = replica.replica_id or replica.address
+        # Where it listens is no client's affair: it only tells two of them apart.
+        key = (replica.role, replica.replica_id or replica.address)
         view = ReplicaView(
             role=replica.role,
-            replica_id=name,
+            replica_id=replica.replica_id,
             state=replica.state,
             num_sessions=load.num_sessions,
             num_waiting=load.num_waiting,
             kv_cache_usage=1 - load.num_free_blocks / load.num_blocks if load.num_blocks else 0.0,
         )
-        known = views.get((view.role, name))
+        known = views.get(key)
         if known is None or known.state != "connected":
-            views[view.role, name] = view
+            views[key] = view
     return [views[key] for key in sorted(views)]

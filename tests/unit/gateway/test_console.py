@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -61,6 +62,7 @@ async def test_pool_shows_each_replica_once_and_what_was_accepted() -> None:
         load=common_pb2.Load(num_blocks=100, num_free_blocks=75, num_sessions=3, num_waiting=2),
     )
     target = ReplicaStatus(role="target", replica_id="t-1", state="draining")
+    unknown = ReplicaStatus(role="target", address="10.1.2.3:7002", state="connecting")
     backend.statuses = [
         GetStatusResponse(
             orchestrator_id="o-1",
@@ -68,11 +70,12 @@ async def test_pool_shows_each_replica_once_and_what_was_accepted() -> None:
             replicas=[lost, target],
             speculation_mode=generation_pb2.SPECULATION_MODE_AUTO,
         ),
-        GetStatusResponse(orchestrator_id="o-2", replicas=[draft, target]),
+        GetStatusResponse(orchestrator_id="o-2", replicas=[draft, target, unknown]),
     ]
     async with make_client(backend) as client:
         await client.post("/v1/completions", json={"prompt": "hi"})
         view = (await client.get("/v1/specserve/pool")).json()
+        scraped = (await client.get("/metrics")).text
 
     assert [(one["orchestrator_id"], one["speculation_mode"]) for one in view["orchestrators"]] == [
         ("o-1", "auto"),
@@ -80,8 +83,10 @@ async def test_pool_shows_each_replica_once_and_what_was_accepted() -> None:
     ]
     assert [(one["replica_id"], one["state"]) for one in view["replicas"]] == [
         ("d-1", "connected"),
+        ("", "connecting"),
         ("t-1", "draining"),
     ]
+    assert "10.1.2.3" not in json.dumps(view) + scraped
     assert view["replicas"][0] == {
         "role": "draft",
         "replica_id": "d-1",

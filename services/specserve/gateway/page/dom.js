@@ -24,6 +24,16 @@ export function fillTable(table, rows) {
     make("td", "", cell instanceof Node ? [cell] : String(cell))))));
 }
 
+/** Fill a chart with columns, {value, title}; those above 0 are coloured. */
+export function drawColumns(chart, columns) {
+  const most = Math.max(1, ...columns.map(({ value }) => value));
+  chart.replaceChildren(...columns.map(({ value, title }) => {
+    const column = make("div", value > 0 ? "step drafted" : "step", "", { title });
+    column.style.height = `${(100 * value) / most}%`;
+    return column;
+  }));
+}
+
 /** Long ids by their beginning; the whole one on demand. */
 export const brief = (id) => (id.length > 20 ? `${id.slice(0, 20)}…` : id);
 

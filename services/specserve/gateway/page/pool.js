@@ -2,6 +2,7 @@
 
 import { getJson } from "./api.js";
 import { brief, byId, describe, fillTable, make, percent } from "./dom.js";
+import { drawPoolLengths } from "./lengths.js";
 
 const PERIOD_MS = 1000;
 const LATEST = 100;
@@ -39,7 +40,7 @@ async function refresh(open) {
     ["tokens/s a request, not drafted", mean(false)],
   ]);
   fillTable(byId("replicas"), pool.replicas.map((replica) => [
-    replica.role, make("span", "", brief(replica.replica_id), { title: replica.replica_id }), replica.state, replica.num_sessions, replica.num_waiting,
+    replica.role, make("span", "", brief(replica.replica_id) || "not known yet", { title: replica.replica_id }), replica.state, replica.num_sessions, replica.num_waiting,
     usage(replica.kv_cache_usage),
   ]));
   fillTable(byId("positions"), pool.accepted_per_position.map((count, i) => [
@@ -54,6 +55,7 @@ async function refresh(open) {
     return [button, request.state, request.num_output_tokens,
       drafted ? `${request.num_accepted_draft_tokens}/${drafted}` : "-", rates[i]?.value.toFixed(1) ?? "-"];
   }));
+  await drawPoolLengths(latest.requests);
 }
 
 function rateOf(request) {

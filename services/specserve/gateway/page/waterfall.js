@@ -1,6 +1,7 @@
 // A request's rounds on one time axis: what each second of it went into.
 
-import { byId, make, milliseconds, percent } from "./dom.js";
+import { byId, drawColumns, make, milliseconds, percent } from "./dom.js";
+import { reasons } from "./lengths.js";
 
 /** Stages in the order of a round: field of the gateway's answer, class, words. */
 const STAGES = [
@@ -72,14 +73,9 @@ function bar(name, from, seconds, longest, title) {
 }
 
 function drawLengths(rounds) {
-  const most = Math.max(1, ...rounds.map((round) => round.num_speculative_tokens));
-  byId("k-chart").replaceChildren(...rounds.map((round, i) => {
-    const k = round.num_speculative_tokens;
-    const element = make("div", k > 0 ? "step drafted" : "step", "", { title: `round ${i + 1}: K ${k}, ${round.reason}` });
-    element.style.height = `${(100 * k) / most}%`;
-    return element;
-  }));
-  const reasons = new Map();
-  for (const round of rounds) reasons.set(round.reason, (reasons.get(round.reason) ?? 0) + 1);
-  byId("k-note").textContent = [...reasons].map(([reason, count]) => `${reason}: ${count}`).join(", ");
+  drawColumns(byId("k-chart"), rounds.map((round, i) => ({
+    value: round.num_speculative_tokens,
+    title: `round ${i + 1}: K ${round.num_speculative_tokens}, ${round.reason}`,
+  })));
+  byId("k-note").textContent = reasons(rounds);
 }
