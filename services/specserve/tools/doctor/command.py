@@ -13,7 +13,7 @@ import sys
 from specserve.config import EngineConfig
 from specserve.errors import ConfigurationError
 from specserve.gateway.config import GatewayConfig
-from specserve.tools.client_key import add_key_flag, key_headers
+from specserve.tools.client_access import add_key_flag, key_headers
 from specserve.tools.doctor.status import Check, Status
 from specserve.tools.flags import add_model_flags, as_flag, config_from_flags, given_values
 from specserve.tools.models import CACHE_HELP
