@@ -6,7 +6,9 @@ speedup look good. Knows both paths; compares nothing across runs.
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections.abc import Sequence
 
 from specserve.config import EngineConfig, SpeculativeConfig
 from specserve.model.device_loop import build_engine
@@ -25,6 +27,9 @@ TOY = "toy:vocab_size=96,seed=7,step_ms=10,row_ms=0.05"
 NUM_THREADS = 1
 """Of the engine, both ways: a core is left for the services, as a device of its own leaves it."""
 
+NUM_PAIRS = 5
+"""Of both ways in turns: what the machine does besides weighs on both."""
+
 PROMPT = tuple(range(4, 20))
 GREEDY = SamplingParams(AcceptanceRule.GREEDY, seed=0, choice=0, temperature=0.0)
 
@@ -38,8 +43,6 @@ async def run_engine_suite(cache_dir: str | None, *, toy_only: bool) -> dict[str
     figures: dict[str, float] = {}
     for name, (model, num_tokens) in models.items():
         engine = build_engine(EngineConfig(model=model, num_threads=NUM_THREADS), "target", None)
-        bare = {batch: _best_bare(engine, batch, num_tokens) for batch in BATCHES}
-        del engine
         flags = ("--num-threads", str(NUM_THREADS))
         spec = PairSpec(model, None, num_gateways=0, engine_flags=flags)
         async with (
@@ -48,19 +51,25 @@ async def run_engine_suite(cache_dir: str | None, *, toy_only: bool) -> dict[str
         ):
             await client.wait_ready()
             for batch in BATCHES:
-                rates = [await _system(client, batch, num_tokens, run) for run in range(3)]
-                ratio = max(rates[1:]) / bare[batch]
+                pairs = []
+                for number in range(NUM_PAIRS + 1):
+                    bare = _bare(engine, batch, num_tokens)
+                    pairs.append((bare, await _system(client, batch, num_tokens, number)))
+                ratio, bare, system = _compare(pairs[1:])  # the first one warms up
                 say(
-                    f"{name}, {batch} sessions: bare engine {bare[batch]:.1f} tokens/s, "
-                    f"system at K = 0 {max(rates[1:]):.1f} tokens/s, ratio {ratio:.3f}"
+                    f"{name}, {batch} sessions: bare engine {bare:.1f} tokens/s, "
+                    f"system at K = 0 {system:.1f} tokens/s, ratio {ratio:.3f}"
                 )
                 figures[f"engine.{name}.{batch}.ratio"] = ratio
+        del engine
     return figures
 
 
-def _best_bare(engine: EngineLike, batch: int, num_tokens: int) -> float:
-    _bare(engine, batch, num_tokens)  # warm-up
-    return max(_bare(engine, batch, num_tokens) for _ in range(2))
+def _compare(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
+    """Return the median ratio of (bare, system) rates taken in turns, and the median of each."""
+    ratio = statistics.median(system / bare for bare, system in pairs)
+    bares, systems = zip(*pairs, strict=True)
+    return ratio, statistics.median(bares), statistics.median(systems)
 
 
 def _bare(engine: EngineLike, batch: int, num_tokens: int) -> float:
