@@ -96,6 +96,11 @@ def attributes(span: Span) -> dict[str, Any]:
     }
 
 
+def children(parent: Span, spans: Sequence[Span]) -> list[Span]:
+    """Return what lies directly below a span."""
+    return [span for span in spans if span.parent_span_id == parent.span_id]
+
+
 def coverage(parent: Span, spans: Sequence[Span]) -> float:
     """Return the share of a span's time that what lies below it covers."""
     children: dict[bytes, list[Span]] = {}

@@ -15,7 +15,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from helpers.processes import left_running
 from helpers.served import PROMPT, Served, text_of
-from helpers.spans import attributes, coverage, receiving
+from helpers.spans import attributes, children, coverage, receiving
 from specserve.gateway.api_keys import KeyRing, make_key
 from specserve.rpc.v1 import generation_pb2, generation_pb2_grpc
 from support.certificates import Authority, SecretVolume
@@ -136,8 +136,10 @@ def target_of(served, request_id):
 def test_a_request_is_one_trace_from_its_caller_through_a_failover(served, sink):
     """Serve's proxy, gateway, orchestrator, drafts and both targets: connected, and without gaps.
 
-    B214, B217: the context goes through Serve's handles and our own streams alike. What lies below
-    a span covers 95 % of it, of the caller's own time too.
+    B214, B217: the context goes through Serve's handles and our own streams alike. Of each span of
+    ours the union of its children covers 95 %, of each single round, too. Serve's handles end their
+    spans when a stream begins: of its proxy's span, and of the caller's time, it is all that lies
+    below.
     """
     headers = {
         "traceparent": f"00-{CALLER_TRACE}-{CALLER_SPAN}-01",
@@ -181,17 +183,13 @@ def test_a_request_is_one_trace_from_its_caller_through_a_failover(served, sink)
     assert {"target.verify", "draft.propose"} <= set(names)
     roles = ("proxy", "gateway", "orchestrator", "draft", "target")
     assert {f"specserve-{role}" for role in roles} <= sink.services
-    whole = ("proxy_http_request", "text_completion", "orchestrator.generate")
-    parents = (caller, *(span for span in spans if span.name.startswith(whole)))
-    shares = {span.name: coverage(span, spans) for span in parents}
-    rounds = [span for span in spans if span.name == "specserve.round"]
-    lengths = [span.end_time_unix_nano - span.start_time_unix_nano for span in rounds]
-    covered = sum(
-        length * coverage(span, spans) for span, length in zip(rounds, lengths, strict=True)
-    )
-    shares["rounds"] = covered / sum(lengths)
-    assert len(shares) == 5
-    assert min(shares.values()) >= 0.95, shares
+    ours = ("text_completion", "orchestrator.generate", "specserve.round")
+    parents = [span for span in spans if span.name.startswith(ours)]
+    shares = [coverage(span, children(span, spans)) for span in parents]
+    (proxy,) = [span for span in spans if span.name.startswith("proxy_http_request")]
+    shares += [coverage(span, spans) for span in (caller, proxy)]
+    assert len(shares) > 20
+    assert min(shares) >= 0.95, shares
 
 
 def test_a_killed_draft_leaves_the_stream_running(served):

@@ -18,7 +18,7 @@ from helpers.pair import (
     make_target,
     running_pair,
 )
-from helpers.spans import Sink, attributes, receiving
+from helpers.spans import Sink, attributes, children, coverage, receiving
 from helpers.waiting import eventually
 from specserve import cli, telemetry
 from specserve.rpc.request_view import view_of
@@ -89,7 +89,9 @@ async def test_one_trace_from_the_gateway_to_both_devices(sink: Sink) -> None:
         assert len(sink.named(ours)) == len(sink.named(theirs))
     calls = [*sink.named("spec_verify"), *sink.named("spec_draft")]
     assert len(sink.named("spec_accept")) == len(rounds)
-    assert len(sink.spans) == 2 + 2 * len(rounds) + 2 * len(calls)
+    prepared = len(sink.named("spec_prepare"))
+    assert prepared <= len(calls)
+    assert len(sink.spans) == 2 + 2 * len(rounds) + 2 * len(calls) + prepared
     assert len(sink.named("spec_verify")) == len(rounds)
     assert len(sink.named("spec_draft")) >= answer.record.num_spec_steps
     drafted = [attributes(s)[telemetry.ATTRIBUTE_NUM_DRAFT_TOKENS] for s in rounds]
@@ -98,6 +100,8 @@ async def test_one_trace_from_the_gateway_to_both_devices(sink: Sink) -> None:
     assert attributes(generate)[telemetry.ATTRIBUTE_NUM_DRAFT_TOKENS] == sum(drafted)
     rejections = [attributes(s).get(telemetry.ATTRIBUTE_FIRST_REJECTION) for s in rounds]
     assert rejections == [a if a < d else None for a, d in zip(accepted, drafted, strict=True)]
+    hits = [attributes(s).get(telemetry.ATTRIBUTE_OUTCOME_CACHE_HIT) for s in rounds]
+    assert hits == [False if d else None for d in drafted]
     proposers = [attributes(s)[telemetry.ATTRIBUTE_PROPOSER] for s in rounds]
     assert {proposers[i] for i, count in enumerate(drafted) if count} == {"draft_model"}
     assert sum(accepted) >= answer.record.num_accepted_draft_tokens
@@ -136,7 +140,10 @@ async def test_slow_requests_are_kept_although_nobody_sampled_them(
 
 
 async def test_rounds_and_calls_leave_no_gap(sink: Sink) -> None:
-    """The parts of a request cover it: generate is its queue, then its rounds."""
+    """The parts of a request cover it: generate is its queue, then its rounds.
+
+    Of each round its own children cover 95 % or more, however busy the machine is.
+    """
     async with running_pair() as pair:
         await traced(pair, "01")
     (generate,) = sink.named("orchestrator.generate")
@@ -145,6 +152,8 @@ async def test_rounds_and_calls_leave_no_gap(sink: Sink) -> None:
     assert abs(parts[-1].end_time_unix_nano - generate.end_time_unix_nano) <= 1000
     for one, next_one in itertools.pairwise(parts):
         assert abs(one.end_time_unix_nano - next_one.start_time_unix_nano) <= 1000
+    for span in sink.named(telemetry.SPAN_ROUND):
+        assert coverage(span, children(span, sink.spans)) >= 0.95
 
 
 async def test_a_failover_is_kept_and_linked_though_nobody_sampled_it(sink: Sink) -> None:

@@ -115,12 +115,32 @@ def test_a_collector_that_is_down_keeps_nobody_from_the_end_B220(
     assert not traces.is_on
 
 
+def test_a_service_is_named_by_its_environment_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name, version and instance are there; what the environment says of them wins."""
+    own = tracing.resource_of("specserve-test").attributes
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.name=mine,service.instance.id=1")
+    given = tracing.resource_of("specserve-test").attributes
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "ours")
+
+    assert own["service.name"] == "specserve-test"
+    assert own["service.instance.id"]
+    assert own["service.version"]
+    assert (given["service.name"], given["service.instance.id"]) == ("mine", "1")
+    assert tracing.resource_of("specserve-test").attributes["service.name"] == "ours"
+
+
 @pytest.mark.parametrize(
-    ("name", "value"), [("SPECSERVE_TRACE_SAMPLE_RATIO", "2"), ("SPECSERVE_TRACE_SLOW_S", "soon")]
+    ("name", "value"),
+    [
+        ("SPECSERVE_TRACE_SAMPLE_RATIO", "2"),
+        ("SPECSERVE_TRACE_SLOW_S", "soon"),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf"),
+    ],
 )
-def test_a_variable_that_is_no_number_is_named(
+def test_a_variable_that_cannot_be_is_named(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv(name, value)
 
     with pytest.raises(ConfigurationError, match=name):

@@ -21,6 +21,10 @@ from specserve.telemetry import SpanData, TraceContext, Tracing
 MAX_LATE_ROUNDS = 2000
 """Rounds of one request that are exported after the fact, the first ones."""
 
+MIN_PREPARE_SHARE = 0.02
+"""Of a round's time: what it takes before a call is a span of its own from here on, so that a
+round's children leave no more than a few hundredths of it open, and most rounds need none."""
+
 _SPANS = {"draft": telemetry.SPAN_DRAFT, "target": telemetry.SPAN_VERIFY}
 
 
@@ -128,6 +132,10 @@ class RequestSpans:
         }
         if num_rejected_from < record.num_draft_tokens:
             attributes[telemetry.ATTRIBUTE_FIRST_REJECTION] = num_rejected_from
+        if record.num_draft_tokens:
+            attributes[telemetry.ATTRIBUTE_OUTCOME_CACHE_HIT] = any(
+                call.timing.hidden_tokens for call in record.calls
+            )
         ended_s = record.began_s + record.wall_s
         tokens: dict[str, telemetry.AttributeValue] = {
             telemetry.ATTRIBUTE_TOKEN_ORIGINS: _origins(record)
@@ -149,12 +157,24 @@ class RequestSpans:
         )
         for call in record.calls:
             self._export_call(call, trace, context)
-        called_s = max(
-            (c.began_s + c.wall_s for c in record.calls if not c.is_background), default=0
-        )
-        if record.began_s < called_s < ended_s:
+        self._export_own_time(record, trace, context)
+
+    def _export_own_time(
+        self, record: requests_pb2.RoundRecord, trace: RequestTrace, context: TraceContext
+    ) -> None:
+        """Export what a round took between its calls and after the last one."""
+        done_s, ended_s = record.began_s, record.began_s + record.wall_s
+        calls = [call for call in record.calls if not call.is_background]
+        for call in sorted(calls, key=lambda call: call.began_s):
+            if call.began_s - done_s > MIN_PREPARE_SHARE * record.wall_s:
+                self._export(
+                    telemetry.SPAN_PREPARE, context.child(), context, trace,
+                    done_s, call.began_s, {},
+                )  # fmt: skip
+            done_s = max(done_s, call.began_s + call.wall_s)
+        if calls and done_s < ended_s:
             self._export(
-                telemetry.SPAN_ACCEPT, context.child(), context, trace, called_s, ended_s, {}
+                telemetry.SPAN_ACCEPT, context.child(), context, trace, done_s, ended_s, {}
             )
 
     def _export_call(

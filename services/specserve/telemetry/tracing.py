@@ -8,10 +8,13 @@ set for the process, where Ray Serve may have its own.
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib import metadata
 
-from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan, SpanProcessor
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
@@ -23,6 +26,7 @@ from specserve.telemetry.context import TraceContext, new_span_id, new_trace_id
 from specserve.telemetry.metrics_push import MetricsPush
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
 SAMPLE_RATIO = "SPECSERVE_TRACE_SAMPLE_RATIO"
 SLOW_S = "SPECSERVE_TRACE_SLOW_S"
 
@@ -155,12 +159,17 @@ def start_tracing(service_name: str) -> Tracing:
     """Export spans over OTLP/gRPC when OTEL_EXPORTER_OTLP_ENDPOINT is set.
 
     Raises:
-        ConfigurationError: a variable is no number in its range.
+        ConfigurationError: a variable is no number in its range, or wants another protocol.
     """
     ratio = number_from_environment(SAMPLE_RATIO, 1.0, most=1.0)
     slow_s = number_from_environment(SLOW_S, DEFAULT_SLOW_S, most=float("inf"))
     if not os.environ.get(ENDPOINT):
         return Tracing(None, ratio, slow_s)
+    if (protocol := os.environ.get(PROTOCOL) or "grpc") != "grpc":
+        # Sent to a port for HTTP, every export would fail without anybody seeing why.
+        raise ConfigurationError(
+            f"{PROTOCOL}: found {protocol!r}, spans and metrics go over 'grpc'"
+        )
     # Imported here: the exporter costs 0.3 s and most processes of a laptop never trace.
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import (  # noqa: PLC0415
         OTLPSpanExporter,
@@ -178,9 +187,12 @@ def start_tracing(service_name: str) -> Tracing:
 
 
 def resource_of(service_name: str) -> Resource:
-    """Name the service; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win."""
-    named = os.environ.get("OTEL_SERVICE_NAME") or service_name
-    return Resource.create({"service.name": named})
+    """Name the service and its version; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win."""
+    own = {"service.name": service_name, "service.instance.id": str(uuid.uuid4())}
+    with suppress(metadata.PackageNotFoundError):
+        own["service.version"] = metadata.version("specserve")
+    given = OTELResourceDetector().detect().attributes
+    return Resource.create({name: value for name, value in own.items() if name not in given})
 
 
 def number_from_environment(name: str, default: float, *, most: float) -> float:
