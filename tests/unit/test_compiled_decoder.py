@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,8 +28,12 @@ from specserve.model.compiled.kernels import (
     processor_has_kernels,
 )
 from specserve.model.compiled.operations import exp, matmul, to_bf16
+from specserve.model.engine import Engine
 from specserve.model.hf_runner import HuggingFaceRunner
+from specserve.model.messages import ProposeReply
 from specserve.model.runner import SequenceSlice
+from support.engines import Caller
+from support.engines import run as run_engine
 from support.tiny_models import VOCAB_SIZE, plain_logits, save_tiny
 
 pytestmark = [
@@ -237,6 +243,83 @@ def test_a_cut_head_keeps_its_columns(llama, tmp_path):
     whole = load(llama).forward([SequenceSlice(ids, 0, (0, 1), 6)])
     cut = load(tmp_path).forward([SequenceSlice(ids, 0, (0, 1), 6)])
     assert torch.equal(cut, whole[:, sorted(kept)])
+
+
+@pytest.mark.parametrize("is_cut", [False, True], ids=["whole head", "cut head"])
+def test_a_guess_in_one_call_is_that_of_many_forwards(llama, tmp_path, is_cut):
+    """Tokens, confidences, the end of the guess, and what it leaves in the pool."""
+    for path in llama.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    if is_cut:
+        (tmp_path / "draft_vocab.json").write_text(json.dumps({"token_ids": [40, 2, 63, 17, 5]}))
+    runner = load(tmp_path, quantization="int8")
+    assert runner.guess is not None
+    table, lengths = tuple(range(10)), set()
+    for seed, least in itertools.product(range(3), (0.0, 0.3)):
+        ids = tokens(seed, 9)
+        logits = runner.forward([SequenceSlice(ids, 0, table, 1)])
+        got = runner.guess(logits, 9, table, 6, least)
+        after = runner.forward([SequenceSlice([7], 8 + len(got.token_ids), table, 1)])
+        logits = runner.forward([SequenceSlice(ids, 0, table, 1)])
+        wanted: list[int] = []
+        confidences: list[float] = []
+        while len(wanted) < 6 and math.prod(confidences) >= least:
+            if wanted:
+                logits = runner.forward([SequenceSlice(wanted[-1:], 8 + len(wanted), table, 1)])
+            column = int(logits.argmax())
+            kept = runner.logit_token_ids
+            wanted.append(column if kept is None else int(kept[column]))
+            confidences.append(float(logits.softmax(1)[0, column]))
+        assert got.token_ids == wanted
+        assert got.confidences == pytest.approx(confidences, rel=1e-5)
+        assert torch.equal(runner.forward([SequenceSlice([7], 8 + len(wanted), table, 1)]), after)
+        lengths.add(len(wanted))
+    assert len(lengths) > 1
+
+
+def test_a_guess_stops_before_a_row_that_is_no_number(llama):
+    """NaN and infinity are for the sampler to judge; of equal logits the first column is taken."""
+    runner = load(llama)
+    assert runner.guess is not None
+    row = torch.linspace(-5, 5, VOCAB_SIZE)[None]
+    for bad in (math.nan, math.inf, -math.inf):
+        row[0, 3] = bad
+        assert runner.guess(row, 1, (0,), 1, 0.0).token_ids == []
+    row[0, 3] = row[0, 9] = 6.0
+    assert runner.guess(row, 1, (0,), 1, 0.0).token_ids == [3]
+    row[0] = torch.linspace(-9, -1, VOCAB_SIZE)
+    row[0, 11], row[0, 12] = -0.0, 0.0
+    assert runner.guess(row, 1, (0,), 1, 0.0).token_ids == [11]
+
+
+def test_an_engine_guesses_the_same_either_way(llama):
+    """Alone in one call, beside another session token by token; every block is accounted for."""
+    config = EngineConfig(model=str(llama), block_size=4, num_kv_blocks=64, num_threads=1)
+    engines = [
+        Engine(load(llama), config, role="draft", draft_confidence_threshold=0.1) for _ in range(2)
+    ]
+    run_engine(engines[1], Caller("beside", [1]).propose(0))  # which answered a moment ago
+    callers = [Caller("a", [1, 2, 3]) for _ in engines]
+    source, num_guessed = random.Random(5), 0
+    for _ in range(20):
+        replies = []
+        for engine, caller in zip(engines, callers, strict=True):
+            before = engine.load.num_iterations
+            (reply,) = run_engine(engine, caller.propose(5))
+            assert isinstance(reply, ProposeReply)
+            held = [s.blocks.blocks for s in engine._sessions if s.blocks is not None]
+            lengths = [-(-s.cached_length // 4) for s in engine._sessions]
+            assert [len(blocks) for blocks in held] == lengths
+            replies.append(reply)
+            assert engine.load.num_iterations - before == len(reply.draft_token_ids)
+        assert replies[0].draft_token_ids == replies[1].draft_token_ids
+        assert replies[0].cached_length == replies[1].cached_length
+        num_guessed += len(replies[0].draft_token_ids)
+        accepted = replies[0].draft_token_ids[: source.randrange(6)]
+        for caller, reply in zip(callers, replies, strict=True):
+            caller.heard(reply, len(accepted))
+            caller.committed.append([*accepted, 9])
+    assert num_guessed > 20
 
 
 def test_long_contexts_grow_the_table_of_angles(llama):

@@ -66,6 +66,11 @@ class ProposeState(CallState):
         if len(self.drafted) < self._num_speculative_tokens:
             self.continue_with(self.drafted[-1].draw.token_id)
 
+    @property
+    def num_left(self) -> int:
+        """Tokens that may still be drawn."""
+        return self._num_speculative_tokens - len(self.drafted)
+
     def cancel(self) -> bool:
         """Draw no further token. What was drawn is kept: it may not depend on its own value.
 
@@ -100,6 +105,19 @@ class ProposeState(CallState):
             self.continue_with(token.draw.token_id)
             return None
         return self.finish()
+
+    def drawn_all(self, tokens: Sequence[DraftedToken]) -> ProposeReply | None:
+        """Take tokens each of which but the last was fed; answer when the last one was the last.
+
+        Raises:
+            NonFiniteLogits: as for one token.
+        """
+        reply = None
+        for index, token in enumerate(tokens):
+            if index:
+                self.advance(1)
+            reply = self.drawn(token)
+        return reply
 
     def _keep(self, token: DraftedToken) -> None:
         """Take a token into the guess, perhaps as its last one."""

@@ -20,6 +20,7 @@ from specserve.model.draft_calls import ProposeState
 from specserve.model.engine_base import EngineBase
 from specserve.model.forward_times import ForwardTimes
 from specserve.model.grammar_gate import grammars_of
+from specserve.model.greedy_guess import can_guess, guess_tokens
 from specserve.model.kv_cache import BlockPool, BlockTable
 from specserve.model.messages import (
     Call,
@@ -33,7 +34,7 @@ from specserve.model.messages import (
 from specserve.model.outcome_drafter import OutcomeDrafter, draw_tokens
 from specserve.model.outcome_plan import AheadForward
 from specserve.model.queue_time import QueueTime
-from specserve.model.runner import Runner, SequenceSlice
+from specserve.model.runner import GuessCall, Runner, SequenceSlice
 from specserve.model.sampler import score_rows
 from specserve.model.scheduler import PlannedSlice, Scheduler, skip_cached
 from specserve.model.session import KvSession
@@ -251,6 +252,11 @@ class Engine(EngineBase):
     ) -> list[_Answer]:
         """Draw the next token of every proposing session, and of the branches that ride along."""
         drafting = [call for call in calls if isinstance(call, ProposeState)]
+        guess = self._runner.guess
+        if guess is not None and len(drafting) == 1 and self._ahead is None:
+            call = drafting[0]
+            if can_guess(call) and self._is_alone(started_at):
+                return [partial(self._guess, guess, call, logits)]
         rows = [call.draft_row() for call in drafting]
         if riding is not None:
             rows += riding.draft_rows()
@@ -266,6 +272,33 @@ class Engine(EngineBase):
             forward_s = self._clock() - started_at
             self._ahead.take_drawn(riding, tokens[len(drafting) :], tops, forward_s)
         return [partial(call.drawn, token) for call, token in zip(drafting, tokens, strict=False)]
+
+    def _is_alone(self, now: float) -> bool:
+        """Whether no call of another session can be made to wait."""
+        return sum(session.is_active(now) for session in self._sessions) == 1
+
+    def _guess(self, guess: GuessCall, call: ProposeState, logits: torch.Tensor) -> Reply | None:
+        """Draw as many tokens as one call of the runner gives, at least one."""
+        started_at, threshold = self._clock(), self._confidence_threshold
+        copy_block = self._runner.copy_block
+        drafted = guess_tokens(guess, copy_block, self._pool, call, logits, threshold)
+        if not drafted:
+            drafted, _ = draw_tokens(
+                self._runner,
+                logits,
+                [call.draft_row()],
+                self._draft_sample_top_k,
+                keep_tops=False,
+                with_confidence=threshold > 0,
+            )
+        num_forwards = len(drafted) - 1
+        if num_forwards:
+            forward_s = self._clock() - started_at
+            self._busy_s += forward_s
+            self._times.note(1, forward_s / num_forwards)
+            self._num_iterations += num_forwards
+            call.note_forward(forward_s, 1, 1)
+        return call.drawn_all(drafted)
 
     def _score(self, calls: Sequence[CallState], logits: torch.Tensor) -> list[_Answer]:
         """Score the rows of every verifying or decoding session."""

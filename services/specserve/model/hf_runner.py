@@ -25,7 +25,7 @@ from specserve.model.messages import ModelInfo
 from specserve.model.model_files import fingerprint, weight_files
 from specserve.model.optimize import ModelForward, optimize_for_cpu
 from specserve.model.planned_forward import PlannedForward, model_forward
-from specserve.model.runner import SequenceSlice
+from specserve.model.runner import GuessCall, SequenceSlice
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +53,8 @@ class HuggingFaceRunner:
             else torch.tensor(logit_token_ids, dtype=torch.int64, device=pool.device)
         )
         self._num_columns = len(logit_token_ids) if logit_token_ids else info.vocab_size
+        bind = getattr(forward, "guess_over", None)  # of a compiled decoder
+        self._guess: GuessCall | None = bind(pool, self._logit_token_ids) if bind else None
 
     @classmethod
     def load(
@@ -150,6 +152,11 @@ class HuggingFaceRunner:
         """
         logits = self._forward(batch, self._pool)  # [R, head rows]
         return logits[:, : self._num_columns].float()
+
+    @property
+    def guess(self) -> GuessCall | None:
+        """Guesses greedily in one call, where the model is compiled."""
+        return self._guess
 
     def copy_block(self, source: int, destination: int) -> None:
         """Copy one KV block, all layers (copy on write of a shared block)."""

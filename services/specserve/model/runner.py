@@ -29,6 +29,42 @@ class SequenceSlice:
     """Logits are wanted for the last this many of the new tokens; 0 for a prefill chunk."""
 
 
+@dataclass(frozen=True, slots=True)
+class GuessedTokens:
+    """A greedy guess; all of its tokens but the last have been fed."""
+
+    token_ids: list[int]
+    confidences: list[float]
+    """Probability of each, at temperature 1."""
+
+
+class GuessCall(Protocol):
+    """Guesses one sequence's next tokens."""
+
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        position: int,
+        block_table: Sequence[int],
+        num_tokens: int,
+        least_confidence: float,
+    ) -> GuessedTokens:
+        """Take the most likely token, feed it, take the next one.
+
+        Args:
+            logits: [1, V'] of the last forward: the first token is read from it.
+            position: where the first token goes; the blocks of all but the last can be written.
+            num_tokens: most to guess, at least 1.
+            least_confidence: the last token is the one that takes the product of all confidences
+                below this.
+
+        Returns:
+            Fewer tokens, or none, where a row holds what is no number: the next one is for
+            `forward` and the sampler.
+        """
+        ...
+
+
 class Runner(Protocol):
     """A loaded model with its KV pool."""
 
@@ -49,6 +85,11 @@ class Runner(Protocol):
             [sum of num_logit_rows, V'] float32 logits, in batch order; V' = vocab_size unless the
             head was cut. Padded embedding rows are not among the columns.
         """
+        ...
+
+    @property
+    def guess(self) -> GuessCall | None:
+        """Guesses greedily in one call; None where each token takes a `forward` of its own."""
         ...
 
     def copy_block(self, source: int, destination: int) -> None:

@@ -17,7 +17,7 @@ import torch
 from specserve.config import EngineConfig
 from specserve.model.environment import code_versions, processor_name
 from specserve.model.messages import ModelInfo
-from specserve.model.runner import SequenceSlice
+from specserve.model.runner import GuessCall, SequenceSlice
 from specserve.model.toy import ToySpec, toy_logits
 
 DEFAULT_NUM_KV_BLOCKS = 4096
@@ -28,6 +28,9 @@ _UNWRITTEN = -1
 
 class ToyRunner:
     """A toy model with its pool of token ids."""
+
+    guess: GuessCall | None = None
+    """Each token takes a step of its own."""
 
     def __init__(self, spec: ToySpec, config: EngineConfig) -> None:
         num_blocks = config.num_kv_blocks or DEFAULT_NUM_KV_BLOCKS

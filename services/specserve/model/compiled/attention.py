@@ -33,7 +33,7 @@ _PAIRS_AT_ONCE = 64
 """Pairs of positions mixed for all vectors in turn: their values stay in the first cache."""
 
 
-_INFINITY = 0x7F800000
+INFINITY = 0x7F800000
 """Bits of float32's infinity: those of a number are smaller, without its sign."""
 
 
@@ -297,20 +297,20 @@ def _weigh(scores: Any, weights: Any, begin: Any, end: Any, scale: Any) -> Any:
     top, most = i32(-(1 << 31)), i32(0)
     # As integers, whose largest is found in any order: a register at a time.
     for i in range(begin, end):
-        key = _ordered(bits[i])
+        key = ordered(bits[i])
         size = i32(bits[i] & i32(0x7FFFFFFF))
         top = key if key > top else top
         most = size if size > most else most
-    largest = _ordered(top).view(f32)
+    largest = ordered(top).view(f32)
     total = f32(0)
     for i in range(begin, end):
         weight = number_to_bf16(exp((scores[i] - largest) * scale))
         weights[i] = weight
         total += u32(u32(weight) << u32(16)).view(f32)
-    return f32(np.nan) if most >= i32(_INFINITY) else f32(1) / total
+    return f32(np.nan) if most >= i32(INFINITY) else f32(1) / total
 
 
 @njit(inline="always", **OPTIONS)  # type: ignore[untyped-decorator]
-def _ordered(bits: Any) -> Any:
+def ordered(bits: Any) -> Any:
     """Turn a float32's bits into an integer of the same order, or back."""
     return i32(bits ^ ((bits >> i32(31)) & i32(0x7FFFFFFF)))

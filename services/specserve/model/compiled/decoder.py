@@ -9,6 +9,7 @@ model's weights and one batch; knows no session and no sampling.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from transformers import PreTrainedModel
 from specserve.model.compiled.assembly import LANES, MAX_ROWS
 from specserve.model.compiled.attention_assembly import MAX_VECTORS
 from specserve.model.compiled.forward import run
+from specserve.model.compiled.guess import guess
 from specserve.model.compiled.kernels import (
     PanelStore,
     compile_kernels,
@@ -27,7 +29,7 @@ from specserve.model.compiled.kernels import (
     processor_has_kernels,
 )
 from specserve.model.kv_pool import KvPool, LayerShape
-from specserve.model.runner import SequenceSlice
+from specserve.model.runner import GuessCall, GuessedTokens, SequenceSlice
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -112,8 +114,7 @@ class CompiledDecoder:
         counts = [len(part.token_ids) for part in batch]
         total = sum(counts)
         longest = max(part.start_position + len(part.token_ids) for part in batch)
-        if longest > len(self._cos):
-            self._cos, self._sin = self._angles(2 * longest)
+        self._reach(longest)
         wanted = [part.num_logit_rows for part in batch]
         num_wanted = sum(wanted)
         logits = np.empty((num_wanted, padded_outputs(self._num_columns)), np.float32)
@@ -150,6 +151,63 @@ class CompiledDecoder:
             logits,
         )
         return torch.from_numpy(logits[:, : self._num_columns])
+
+    def guess_over(self, pool: KvPool, logit_token_ids: torch.Tensor | None) -> GuessCall:
+        """Return a call that guesses over a pool; see `Runner.guess`.
+
+        Args:
+            logit_token_ids: [V'] id of each column, where the head was cut.
+        """
+        ids = np.empty(0, np.int64) if logit_token_ids is None else logit_token_ids.numpy()
+        return partial(self._guess, pool, ids)
+
+    def _guess(
+        self,
+        pool: KvPool,
+        column_ids: npt.NDArray[np.int64],
+        logits: torch.Tensor,
+        position: int,
+        block_table: Sequence[int],
+        num_tokens: int,
+        least_confidence: float,
+    ) -> GuessedTokens:
+        longest = position + num_tokens
+        self._reach(longest)
+        keys, values = pool.stacked()
+        guessed, confidences = np.empty(num_tokens, np.int64), np.empty(num_tokens, np.float64)
+        count = guess(
+            logits[0].numpy(),
+            column_ids,
+            position,
+            np.array([block_table]),
+            least_confidence,
+            (self._matmul(1), (self._kernels.score, self._kernels.mix), self._matmul(1)),
+            self._weights,
+            self._store.element_bytes,
+            self._norms,
+            self._biases,
+            self._eps,
+            self._embedding_bits,
+            self._cos,
+            self._sin,
+            pool.block_size,
+            self._windows,
+            self._scale,
+            keys,
+            values,
+            self._scratch(1, longest),
+            self._head,
+            self._final_norm,
+            np.empty((1, padded_outputs(self._num_columns)), np.float32),
+            guessed,
+            confidences,
+        )
+        return GuessedTokens(guessed[:count].tolist(), confidences[:count].tolist())
+
+    def _reach(self, length: int) -> None:
+        """Have angles for so many positions."""
+        if length > len(self._cos):
+            self._cos, self._sin = self._angles(2 * length)
 
     def _matmul(self, rows: int) -> npt.NDArray[np.int64]:
         """Choose the loops for so many rows: larger weights than the caches do not pass twice."""
