@@ -156,6 +156,7 @@ class DraftSession:
         self._unread = None
         self._sent_at = self._clock()
         self._pending = self.link.send(call, call_id)
+        state.trace.chores.call_sent()
 
     async def _collect(self) -> Drafted:
         """Wait for the proposal; an empty one when it is late, lost or wrong."""

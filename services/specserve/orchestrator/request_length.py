@@ -7,6 +7,8 @@ choice itself is `speculation/length_controller.py`.
 
 from __future__ import annotations
 
+from functools import partial
+
 from specserve.orchestrator.length_control import LengthControl
 from specserve.orchestrator.proposer import Drafted, Proposer
 from specserve.orchestrator.request_state import RequestState
@@ -69,9 +71,11 @@ class RequestLength:
             await self._proposer.caught_up(timeout_s)
 
     def plan(self, traceparent: str) -> Choice:
-        """Decide the next round, having learned from the last one."""
+        """Decide the next round, having learned from the last one where that tells anything."""
         now = self._control.clock()
         self._learn(now)
+        if self._control.mode is SpeculationMode.AUTO:
+            self._state.trace.chores.run()
         choice = self._plan(now, traceparent)
         room = self._state.num_remaining_tokens
         steps = choice.num_steps or self._control.config.num_decode_steps
@@ -115,6 +119,7 @@ class RequestLength:
         """End the request: others no longer count with it. Idempotent."""
         if self._pool is not None and self._controller is not None:
             self._learn(self._control.clock())
+            self._state.trace.chores.run()
             self._pool.close(self._controller)
 
     def _plan(self, now: float, traceparent: str) -> Choice:
@@ -221,9 +226,14 @@ class RequestLength:
         return self._pool.load(self._controller, num_sessions, num_drafting, now)
 
     def _learn(self, now: float) -> None:
+        """Leave it for later to learn from the round that has ended."""
         done, self._round = self._round, None
+        if done is not None and done.is_measurable:
+            self._state.trace.chores.add(partial(self._learn_from, done, self.choice.reason, now))
+
+    def _learn_from(self, done: RoundClock, reason: Reason, now: float) -> None:
         pool, controller = self._pool, self._controller
-        if done is None or pool is None or controller is None or not done.is_measurable:
+        if pool is None or controller is None:
             return
         if done.num_draft_tokens > 0:
             timing = done.round_timing(now)
@@ -235,7 +245,7 @@ class RequestLength:
         plain = done.plain_timing(now)
         if plain is None:
             return
-        is_missed = self.choice.reason in (Reason.DRAFT_LATE, Reason.DRAFT_LOST)
+        is_missed = reason in (Reason.DRAFT_LATE, Reason.DRAFT_LOST)
         if done.num_asked > 0 and is_missed:
             pool.costs.draft.observe_late(done.waited_s, now)
         if done.num_asked > 0 and not is_missed:

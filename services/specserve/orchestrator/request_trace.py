@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from specserve.config import SpeculativeMethod
+from specserve.orchestrator.chores import Chores
 from specserve.orchestrator.round_note import NO_TIMING, CallNote, RoundNote
 from specserve.rpc.v1 import common_pb2
 from specserve.speculation.length_choice import Choice
@@ -48,7 +50,7 @@ class RequestTrace:
         """Begin now.
 
         Args:
-            on_round: told of each round once it has ended.
+            on_round: told of each round once it has ended, and the next one's first call has left.
         """
         self.context = context
         self.clock = clock
@@ -63,6 +65,8 @@ class RequestTrace:
         self.num_rounds = 0
         self.round_context = context
         """The span of the present round."""
+        self.chores = Chores()
+        """Run at the latest when the request ends."""
         self._on_round = on_round
         self._round: RoundNote | None = None
 
@@ -169,11 +173,17 @@ class RequestTrace:
         if self.ended_at is None:
             self.ended_at = self.clock()
             self._end_round(self.ended_at)
+            self.chores.run()
 
     def _end_round(self, now: float) -> None:
         round_, self._round = self._round, None
         if round_ is None:
             return
         round_.wall_s = now - self.arrived_at - round_.began_s
-        if self._on_round is not None:
-            self._on_round(round_)
+        if self._on_round is None:
+            return
+        if self.context.is_sampled:
+            self.chores.run()
+            self._on_round(round_)  # its span is still the present one
+        else:
+            self.chores.add(partial(self._on_round, round_))

@@ -66,6 +66,7 @@ class TargetAttachment:
         )
         link.sessions.add(state.session_id)
         pending = link.send(message, message.session.call_id, streaming=num_decode_steps > 1)
+        state.trace.chores.call_sent()
         now = self._clock()
         self._call = TargetCall(
             plan, pending, proposal.draft_token_ids, now, now, append_only=append_only
