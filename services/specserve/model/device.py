@@ -40,7 +40,7 @@ class ThreadDevice(BaseDevice):
         if self._is_closed:
             return
         self._outgoing.append(Shutdown())
-        self._flush()
+        self.flush()
         self._is_closed = True
         await self._loop.run_in_executor(None, self._thread.join)
 

@@ -43,6 +43,10 @@ class Device(Protocol):
         """Queue a message; all of one event-loop turn leave in one write."""
         ...
 
+    def flush(self) -> None:
+        """Write what is queued now: all that one turn brings is known to be there."""
+        ...
+
     async def close(self) -> None:
         """Stop the device and wait for its end; a second time is harmless."""
         ...
@@ -68,10 +72,11 @@ class BaseDevice(ABC):
     def send(self, message: Message) -> None:
         """Queue a message; all of one event-loop turn leave in one write."""
         if not self._outgoing:
-            asyncio.get_running_loop().call_soon(self._flush)
+            asyncio.get_running_loop().call_soon(self.flush)
         self._outgoing.append(message)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write what is queued now."""
         batch, self._outgoing = tuple(self._outgoing), []
         if batch and not self._is_closed:
             self._write((Arrived(time.monotonic()), *batch))

@@ -72,7 +72,7 @@ class ProcessDevice(BaseDevice):
             return
         if self._process.poll() is None:
             self._outgoing.append(Shutdown())
-            self._flush()
+            self.flush()
         self._is_closed = True
         self._disconnect()
         await asyncio.get_running_loop().run_in_executor(None, self._reap, _CLOSE_S)

@@ -142,6 +142,8 @@ class ReplicaServer:
             number = self._calls.number_of(stream, cancel.call_id)
             if number is not None:
                 self.device.send(Cancel(number))
+        # A link writes one frame a turn: nothing else is to come in this one.
+        self.device.flush()
         if frame.HasField("heartbeat"):
             self._leases.renew(frame.heartbeat.session_ids)
             stream.report_load()

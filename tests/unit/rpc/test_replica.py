@@ -70,6 +70,9 @@ class FakeDevice:
     def send(self, message: Message) -> None:
         self.sent.append(message)
 
+    def flush(self) -> None:
+        """What is sent is there at once."""
+
     async def close(self) -> None:
         self.is_closed = True
 
