@@ -8,10 +8,16 @@ in how fast rounds commit tokens. Knows times and counts; knows no session and n
 from __future__ import annotations
 
 _NUM_ROUNDS = 48
-"""Rounds that measure one way."""
+"""Rounds that measure one way; twice as many where sessions share forwards."""
 
 _NUM_SETTLING = 16
 """Rounds after a change that do not count: sessions fall into step, or out of it."""
+
+_LEAST_GAIN = 1.02
+"""Drafting ahead must be so much faster to be kept: one measurement is no surer than that."""
+
+_NEW_SHARE = 0.5
+"""Weight of the latest measurement of a way among all of them."""
 
 _LEAST_KEPT, _MOST_KEPT = 2, 64
 """So many measurements pass until the other way is tried again: ever more while it stays slower."""
@@ -43,12 +49,19 @@ class TokensPerRound:
 
 
 class OverlapTrial:
-    """One kind of load; begins with drafting ahead."""
+    """One kind of load."""
 
-    def __init__(self, tokens_per_round: TokensPerRound) -> None:
-        self.is_on = True
+    def __init__(self, tokens_per_round: TokensPerRound, *, begins_on: bool, scale: int) -> None:
+        """Begin.
+
+        Args:
+            begins_on: draft ahead before anything is measured.
+            scale: so many times as many rounds make a measurement.
+        """
+        self.is_on = begins_on
         self.turn = 0
         """Counts the changes; a round that saw one is not to be noted."""
+        self._scale = scale
         self._tokens_per_round = tokens_per_round
         self._rates: dict[bool, float] = {}
         self._drafted: list[int] = []
@@ -56,7 +69,7 @@ class OverlapTrial:
         self._seconds = 0.0
         self._is_trying = False
         self._num_kept = 0
-        self._keep = _LEAST_KEPT
+        self._keep = _LEAST_KEPT if begins_on else 1
 
     def note(self, seconds: float, num_speculative_tokens: int, num_tokens: int) -> None:
         """Count a round.
@@ -69,22 +82,24 @@ class OverlapTrial:
         if seconds > _LONGEST_ROUND_S:
             return
         self._tokens_per_round.note(num_speculative_tokens, num_tokens)
-        if self._num_settled < _NUM_SETTLING:
+        if self._num_settled < _NUM_SETTLING * self._scale:
             self._num_settled += 1
             return
         self._seconds += seconds
         self._drafted.append(num_speculative_tokens)
-        if len(self._drafted) == _NUM_ROUNDS:
+        if len(self._drafted) == _NUM_ROUNDS * self._scale:
             self._end_measurement()
 
     def _end_measurement(self) -> None:
         num_tokens = sum(self._tokens_per_round.mean(k) for k in self._drafted)
         if self._seconds > 0.0:
-            self._rates[self.is_on] = num_tokens / self._seconds
+            rate = num_tokens / self._seconds
+            before = self._rates.get(self.is_on, rate)
+            self._rates[self.is_on] = before + _NEW_SHARE * (rate - before)
         self._drafted, self._seconds = [], 0.0
         was_on = self.is_on
         if self._is_trying:
-            self.is_on = self._rates.get(True, 0.0) >= self._rates.get(False, 0.0)
+            self.is_on = self._rates.get(True, 0.0) > _LEAST_GAIN * self._rates.get(False, 0.0)
             changes_mind = self.is_on == was_on
             self._keep = _LEAST_KEPT if changes_mind else min(2 * self._keep, _MOST_KEPT)
             self._is_trying, self._num_kept = False, 0
@@ -108,5 +123,10 @@ class OverlapTrials:
         """Return the trial of so many sessions at once."""
         key = num_sessions.bit_length()
         if key not in self._trials:
-            self._trials[key] = OverlapTrial(self._tokens_per_round)
+            # Alone a session has its draft for itself while it is verified. Among others it may
+            # cost them more than it saves: there the gain is to be seen first.
+            is_alone = key <= 1
+            self._trials[key] = OverlapTrial(
+                self._tokens_per_round, begins_on=is_alone, scale=1 if is_alone else 2
+            )
         return self._trials[key]
