@@ -126,6 +126,9 @@ class _Request:
         self._num_wanted = num_tokens
         self._num_tokens = 0
         self._num_behind = 0
+        self._is_probe = False
+        self._next: Choice | None = None
+        """Chosen while the devices were busy with the last round."""
         self._controller: LengthController | None = None
         if fixed_k is None:
             self._controller = sim.pool.open(sim.acceptance, SHORT_STEPS, sim.pair.k)
@@ -150,17 +153,21 @@ class _Request:
 
     def _choose(self) -> tuple[Choice, bool]:
         """As `RequestLength` does: the choice, and whether the draft is caught up beside it."""
-        sim, most, controller = self._sim, self._sim.pair.num_steps, self._controller
+        most, controller = self._sim.pair.num_steps, self._controller
         if controller is None:
             return Choice(self._fixed_k or 0, Reason.STATIC, most), False
-        choice = sim.pool.choose(
-            controller, self._load(controller), sim.pair.k, most, sim.clock.now
-        )
+        choice = self._next or self._choose_now(controller)
+        self._next, self._is_probe = None, choice.reason is Reason.PROBE
         steps = min(choice.num_steps or most, most)
         if choice.num_speculative_tokens and self._num_behind > MAX_BEHIND:
             steps = SHORT_STEPS if controller.standing_k else controller.calm_steps
             return Choice(0, Reason.CATCH_UP, steps), True
         return Choice(choice.num_speculative_tokens, choice.reason, steps), False
+
+    def _choose_now(self, controller: LengthController) -> Choice:
+        sim = self._sim
+        load = self._load(controller)
+        return sim.pool.choose(controller, load, sim.pair.k, sim.pair.num_steps, sim.clock.now)
 
     def _decode_ahead(self, num_steps: int, catches_up: bool) -> Generator[_Wait, None, None]:
         sim = self._sim
@@ -182,11 +189,15 @@ class _Request:
         if self._controller is not None:
             first_s = times[0] + sim.pair.transport_s - began
             timing = PlainTiming(num_steps, sim.clock.now - began, first_s, tuple(forwards))
-            sim.pool.observe_plain(self._controller, timing, 0.0, sim.clock.now)
+            sim.pool.observe_plain(
+                self._controller, timing, 0.0, sim.clock.now, is_probe=self._is_probe
+            )
 
     def _round(self, k: int) -> Generator[_Wait, None, None]:
         sim, pair = self._sim, self._sim.pair
-        began = sim.clock.now
+        began, is_probe = sim.clock.now, self._is_probe
+        if self._controller is not None and sim.num_sessions == 1:
+            self._next = self._choose_now(self._controller)
         drafted: list[Call] = []
         yield self._call(sim.draft, k, 1, 1 + self._num_behind, drafted)
         draft_wait_s = sim.clock.now - began
@@ -215,7 +226,9 @@ class _Request:
             verify_rows=verify.last_rows,
         )
         load = self._load(self._controller)
-        sim.pool.observe_round(self._controller, timing, k, accepted, load, sim.clock.now)
+        sim.pool.observe_round(
+            self._controller, timing, k, accepted, load, sim.clock.now, is_probe=is_probe
+        )
 
     def _load(self, controller: LengthController) -> Load:
         sim = self._sim

@@ -63,6 +63,9 @@ class RequestLength:
         self._is_catching_up = False
         self._num_late = 0
         self._round: RoundClock | None = None
+        self._is_probe = False
+        self._next: tuple[Load, Choice] | None = None
+        """What was chosen for the next round beforehand, and under which load."""
 
     async def caught_up(self) -> None:
         """Wait for a proposer that is still taking in the prompt, where that is configured."""
@@ -71,21 +74,27 @@ class RequestLength:
             await self._proposer.caught_up(timeout_s)
 
     def plan(self, traceparent: str) -> Choice:
-        """Decide the next round, having learned from the last one where that tells anything."""
+        """Decide the next round.
+
+        For a lone session that drafts that was done, and the last but one learned from, while the
+        devices were busy with the last one (`_look_ahead`).
+        """
         now = self._control.clock()
         self._learn(now)
-        if self._control.mode is SpeculationMode.AUTO:
-            self._state.trace.chores.run()
+        self._is_probe = False
         choice = self._plan(now, traceparent)
         room = self._state.num_remaining_tokens
         steps = choice.num_steps or self._control.config.num_decode_steps
         steps = max(1, min(steps, self._control.config.num_decode_steps, room))
         self.choice = Choice(choice.num_speculative_tokens, choice.reason, steps)
         self._round = RoundClock(now, self.choice.num_speculative_tokens, self._control.clock)
+        self._round.is_probe = self._is_probe
         self._round.is_measurable = not self._is_first
         self._is_first = False
         if self._pool is not None and self._controller is not None:
             self._pool.note(self._controller, self.choice.num_speculative_tokens)
+            if self.choice.num_speculative_tokens > 0:
+                self._state.trace.chores.add(self._look_ahead)
         return self.choice
 
     def proposed(self, drafted: Drafted) -> None:
@@ -207,9 +216,31 @@ class RequestLength:
             return Choice(k, Reason.BATCH_SIZE)
         if control.mode is SpeculationMode.ON or self._pool is None or self._controller is None:
             return Choice(state.num_speculative_tokens, Reason.STATIC)
-        steps = control.config.num_decode_steps
-        max_k = state.num_speculative_tokens
-        return self._pool.choose(self._controller, load, max_k, steps, now)
+        (foreseen, choice), self._next = self._next or (None, None), None
+        if choice is None or foreseen != load:
+            state.trace.chores.run()  # what the last round taught
+            choice = self._choose_by_costs(self._pool, self._controller, load, now)
+        self._is_probe = choice.reason is Reason.PROBE
+        return choice
+
+    def _choose_by_costs(
+        self, pool: LengthPool, controller: LengthController, load: Load, now: float
+    ) -> Choice:
+        steps = self._control.config.num_decode_steps
+        return pool.choose(controller, load, self._state.num_speculative_tokens, steps, now)
+
+    def _look_ahead(self) -> None:
+        """Choose for the next round, from what was learned before the present one.
+
+        Among others the devices do not wait for one request, and a choice a round old is worse.
+        """
+        pool, controller = self._pool, self._controller
+        if self._control.mode is not SpeculationMode.AUTO or pool is None or controller is None:
+            return
+        now = self._control.clock()
+        load = self._load(now)
+        if load.num_sessions == 1:
+            self._next = load, self._choose_by_costs(pool, controller, load, now)
 
     def _load(self, now: float) -> Load:
         target = self._target.link
@@ -239,7 +270,13 @@ class RequestLength:
             timing = done.round_timing(now)
             if timing is not None:
                 pool.observe_round(
-                    controller, timing, done.num_asked, done.num_accepted, self._load(now), now
+                    controller,
+                    timing,
+                    done.num_asked,
+                    done.num_accepted,
+                    self._load(now),
+                    now,
+                    is_probe=done.is_probe,
                 )
             return
         plain = done.plain_timing(now)
@@ -251,4 +288,4 @@ class RequestLength:
         if done.num_asked > 0 and not is_missed:
             pool.observe_empty(controller, plain, done.num_asked, now)
         else:
-            pool.observe_plain(controller, plain, done.waited_s, now)
+            pool.observe_plain(controller, plain, done.waited_s, now, is_probe=done.is_probe)

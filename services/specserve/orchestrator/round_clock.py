@@ -21,6 +21,8 @@ class RoundClock:
     num_asked: int
     """K asked for; 0 for decode-ahead."""
     clock: Callable[[], float]
+    is_probe: bool = False
+    """It was chosen to be measured; the draft may be caught up first."""
     drafted: Drafted | None = None
     num_accepted: int = 0
     num_committed: int = 0

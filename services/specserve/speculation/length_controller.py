@@ -61,7 +61,6 @@ class LengthController:
         self._num_steps_without = num_steps_without
         self._costs: RoundCosts | None = None
         self._options: Sequence[Option] = ()
-        self._is_probing = False
         self._repeats = False
         self._num_probes = 0
 
@@ -91,7 +90,7 @@ class LengthController:
         Args:
             may_warm_up: this request may try K > 0 while nothing is known.
         """
-        self._costs, self._is_probing = costs, False
+        self._costs = costs
         self._budget.accrue(costs.num_sessions, now)
         if min(costs.num_rounds, self.acceptance.num_pool_rounds) < WARMUP_ROUNDS:
             if may_warm_up:
@@ -110,12 +109,18 @@ class LengthController:
         return self._choose(options, costs, reason, now)
 
     def observe_round(
-        self, num_asked: int, num_draft_tokens: int, num_accepted: int, wall_s: float
+        self,
+        num_asked: int,
+        num_draft_tokens: int,
+        num_accepted: int,
+        wall_s: float,
+        *,
+        is_probe: bool,
     ) -> None:
         """Learn from a round that asked for draft tokens and did not miss them."""
         self.acceptance.observe(num_asked, num_draft_tokens, num_accepted)
         costs, self._repeats = self._costs, False
-        if self._is_probing and costs is not None and num_draft_tokens > 0:
+        if is_probe and costs is not None and num_draft_tokens > 0:
             k = min(num_draft_tokens, len(costs.round_s) - 1)
             took_s = wall_s
             if costs.num_sessions > 1:
@@ -125,14 +130,13 @@ class LengthController:
             self._budget.spend(done.loss_s(self._stands()))
             # It paid: worth another look at once, waiting for more credit would waste time.
             self._repeats = done.rate > self._stands().rate
-        self._is_probing = False
 
-    def observe_plain(self, num_tokens: int, wall_s: float) -> None:
+    def observe_plain(self, num_tokens: int, wall_s: float, *, is_probe: bool) -> None:
         """Learn from a call of decode-ahead, or from a round whose proposal was missed."""
         self.acceptance.fade(num_tokens)
-        if self._is_probing:
+        if is_probe:
             self._budget.spend(Option(num_tokens, wall_s).loss_s(self._stands()))
-        self._is_probing = self._repeats = False
+        self._repeats = False
 
     def _stands(self) -> Option:
         return self._options[min(self.standing_k, len(self._options) - 1)]
@@ -149,7 +153,6 @@ class LengthController:
             if is_known or self._budget.wait_s(loss_s, costs.num_sessions) > 0:
                 return Choice(k, reason)
             self._budget.plain_asked_at = now
-            self._is_probing = True
             return Choice(0, Reason.PROBE, SHORT_STEPS)
         k = best_of(options, least_k=1)
         if self._num_probes % 2 and not self._repeats:
@@ -158,7 +161,6 @@ class LengthController:
         loss_s = options[k].loss_s(options[0]) + costs.delay_s[k]
         wait_s = self._budget.wait_s(loss_s, costs.num_sessions)
         if self._repeats or wait_s == 0:
-            self._is_probing = True
             self._num_probes += 1
             return Choice(k, Reason.PROBE)
         return Choice(0, reason, max(LEAST_STEPS, round(wait_s / costs.plain_s)))

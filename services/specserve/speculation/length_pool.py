@@ -114,21 +114,31 @@ class LengthPool:
         num_accepted: int,
         load: Load,
         now: float,
+        *,
+        is_probe: bool = False,
     ) -> None:
-        """Learn from a round whose draft tokens were verified."""
+        """Learn from a round whose draft tokens were verified; `is_probe` if it was a probe."""
         self.costs.observe_round(timing, load, now)
-        controller.observe_round(num_asked, timing.num_draft_tokens, num_accepted, timing.wall_s)
+        controller.observe_round(
+            num_asked, timing.num_draft_tokens, num_accepted, timing.wall_s, is_probe=is_probe
+        )
 
     def observe_plain(
-        self, controller: LengthController, timing: PlainTiming, waited_s: float, now: float
+        self,
+        controller: LengthController,
+        timing: PlainTiming,
+        waited_s: float,
+        now: float,
+        *,
+        is_probe: bool = False,
     ) -> None:
         """Learn from a call of decode-ahead, and from a proposal that was waited for in vain."""
         self.costs.observe_plain(timing, now)
-        controller.observe_plain(timing.num_tokens, timing.wall_s + waited_s)
+        controller.observe_plain(timing.num_tokens, timing.wall_s + waited_s, is_probe=is_probe)
 
     def observe_empty(
         self, controller: LengthController, timing: PlainTiming, num_asked: int, now: float
     ) -> None:
         """Learn from a round whose proposer had nothing to say, and which decoded ahead."""
         self.costs.observe_plain(timing, now)
-        controller.observe_round(num_asked, 0, 0, timing.wall_s)
+        controller.observe_round(num_asked, 0, 0, timing.wall_s, is_probe=False)
