@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -58,15 +58,24 @@ class Network:
 class Pod:
     """One Ray node. `group` is the worker group's name, or `head`."""
 
-    def __init__(self, name: str, group: str, number: int, log: Path, num_cpus: int = 2) -> None:
+    def __init__(
+        self,
+        name: str,
+        group: str,
+        number: int,
+        log: Path,
+        num_cpus: int = 2,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         self.name = name
         self.group = group
         self.address = f"{NETWORK}.{number}"
         self.log = log
+        self._extra_env = dict(env or {})
         self._namespace = f"specserve-{name}"
         self._link = f"specs{number}"
         self._plug()
-        with log.open("wb") as output:
+        with log.open("ab") as output:
             self._process = subprocess.Popen(
                 [
                     *("ip", "netns", "exec", self._namespace),
@@ -112,6 +121,7 @@ class Pod:
             "RAY_gcs_rpc_server_reconnect_timeout_s": "600",
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": TOKEN,
+            **self._extra_env,
         }
 
     def _start(self, num_cpus: int) -> str:
@@ -119,6 +129,8 @@ class Pod:
         words += ["--object-store-memory=100000000", "--num-gpus=0"]
         if self.group == "head":
             words += ["--head", "--port=6379", "--dashboard-host=0.0.0.0", "--num-cpus=0"]
+            if password := self._extra_env.get("REDIS_PASSWORD"):
+                words.append(f"--redis-password={password}")
         else:
             words += [f"--address={NETWORK}.1:6379", f"--num-cpus={num_cpus}"]
         return shlex.join(words)
@@ -134,6 +146,14 @@ class Pod:
             timeout=timeout_s,
             check=False,
         )
+
+    def has_ended(self, within_s: float) -> bool:
+        """Tell whether the pod's process 1 ends in time."""
+        try:
+            self._process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
     def _first(self) -> psutil.Process:
         """Return process 1 of the pod: the child of `unshare`."""

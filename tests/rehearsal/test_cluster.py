@@ -12,15 +12,23 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
-import yaml
 
-from rehearsal.pods import ROOT, TOKEN, Network, Pod, missing
-from specserve.serve_config import serve_config
+from rehearsal import redis
+from rehearsal.cluster import (
+    PROMPT,
+    Cluster,
+    answers,
+    complete,
+    rendered,
+    scaled_settings,
+    settings,
+    until,
+)
+from rehearsal.load import Load
+from rehearsal.pods import NETWORK, Network, Pod, missing
 from specserve.tools.config_file import parse_serve_args
 from specserve.tools.drain_node import serving
 
@@ -29,127 +37,39 @@ pytestmark = [
     pytest.mark.skipif(bool(missing()), reason=missing() or "all there"),
 ]
 
-SETTINGS = ROOT / "k8s" / "overlays" / "cpu-embedded" / "specserve.yaml"
-TARGET = "toy:vocab_size=96,seed=7,step_ms=4"
-DRAFT = "toy:vocab_size=96,seed=7,noise=0.7,noise_seed=1"
-START_TIMEOUT_S = 180
-PROMPT = {"prompt": "hello", "temperature": 0, "ignore_eos": True}
 
-
-def settings() -> str:
-    """Return the overlay's settings, with models that need no file."""
-    text = SETTINGS.read_text(encoding="utf-8")
-    for path, toy in (("/models/target", TARGET), ("/models/draft", DRAFT)):
-        assert path in text
-        text = text.replace(path, f'"{toy}"')
-    return text
-
-
-def answers(client: httpx.Client, path: str) -> bool:
-    """Tell whether somebody is there and says 200."""
-    try:
-        return client.get(path).status_code == 200
-    except httpx.TransportError:
-        return False
-
-
-class Cluster:
-    """A head and one node of each worker group, with the application on them."""
-
-    def __init__(self, logs: Path) -> None:
-        self.logs = logs
-        self.pods: dict[str, Pod] = {}
-        self.dashboard = httpx.Client(
-            base_url="http://10.77.0.1:8265",
-            headers={"Authorization": f"Bearer {TOKEN}"},
-            timeout=30,
-            trust_env=False,
-        )
-
-    def add(self, name: str, group: str) -> Pod:
-        pod = Pod(name, group, len(self.pods) + 1, self.logs / f"{name}.log")
-        self.pods[name] = pod
-        return pod
-
-    def deploy(self, config: dict[str, Any]) -> None:
-        """Do what the operator does with serveConfigV2, once the head answers."""
-        path = "/api/serve/applications/"
-        until(lambda: answers(self.dashboard, path), "the head's dashboard", self)
-        answer = self.dashboard.put(path, json=config)
-        assert answer.status_code == 200, answer.text
-
-    def nodes(self) -> int:
-        """Count the nodes that are alive."""
-        answer = self.dashboard.get("/api/v0/nodes", params={"limit": 100}).json()
-        nodes = answer["data"]["result"]["result"]
-        return sum(node["state"] == "ALIVE" for node in nodes)
-
-    def application(self) -> dict[str, Any]:
-        """Return what Serve says of the application."""
-        found = self.dashboard.get("/api/serve/applications/").json()["applications"]
-        application: dict[str, Any] = found.get("specserve", {})
-        return application
-
-    def replicas(self, deployment: str, state: str = "RUNNING") -> list[dict[str, Any]]:
-        """Return a deployment's replicas in a state."""
-        found = self.application().get("deployments", {}).get(deployment, {}).get("replicas", [])
-        return [replica for replica in found if replica["state"] == state]
-
-    def gateway(self) -> httpx.Client:
-        """Return a client of the gateway pod's proxy."""
-        address = self.pods["gateway-0"].address
-        return httpx.Client(base_url=f"http://{address}:8000", timeout=60, trust_env=False)
-
-    def close(self) -> None:
-        self.dashboard.close()
-        for pod in reversed(self.pods.values()):
-            pod.remove()
-
-    def report(self) -> str:
-        """Say how things stand, for a failure."""
-        tails = [f"{name}: {pod.log.read_text()[-400:]}" for name, pod in self.pods.items()]
-        try:
-            application = json.dumps(
-                {
-                    name: [found["status"], found["message"], found["replicas"]]
-                    for name, found in self.application()["deployments"].items()
-                },
-                indent=1,
-            )
-        except (httpx.HTTPError, ValueError, KeyError) as error:
-            application = repr(error)
-        return "\n".join([application, *tails])
-
-
-def until(condition: Any, what: str, cluster: Cluster, within_s: float = START_TIMEOUT_S) -> None:
-    """Poll until the condition holds; fail with the cluster's state."""
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not in {within_s} s: {what}\n{cluster.report()}"
-        time.sleep(0.5)
+@pytest.fixture(scope="module")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[redis.Redis | None]:
+    """Serve what the head keeps its state in; None where this machine has no Redis."""
+    with Network():
+        if redis.missing():
+            yield None
+        else:
+            with redis.Redis(f"{NETWORK}.254", tmp_path_factory.mktemp("redis")) as server:
+                yield server
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    cluster = Cluster(tmp_path_factory.mktemp("logs"))
-    with Network():
-        try:
-            cluster.add("head", "head")
-            for group in ("draft", "target", "gateway"):
-                cluster.add(f"{group}-0", group)
-            # Through text, as the config reaches Serve.
-            text = yaml.safe_dump(serve_config(parse_serve_args(settings(), str(SETTINGS))))
-            cluster.deploy(yaml.safe_load(text))
-            until(
-                lambda: cluster.application().get("status") == "RUNNING",
-                "the application runs",
-                cluster,
-            )
-            with cluster.gateway() as client:
-                until(lambda: answers(client, "/ready"), "/ready", cluster)
-            yield cluster
-        finally:
-            cluster.close()
+def cluster(
+    redis_server: redis.Redis | None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    address = None if redis_server is None else redis_server.address
+    cluster = Cluster(tmp_path_factory.mktemp("logs"), address)
+    try:
+        cluster.add("head", "head")
+        for name in ("draft-0", "target-0", "gateway-0", "gateway-1"):
+            cluster.add(name, name.partition("-")[0])
+        cluster.deploy(rendered(scaled_settings()))
+        until(
+            lambda: cluster.application().get("status") == "RUNNING",
+            "the application runs",
+            cluster,
+        )
+        with cluster.gateway() as client:
+            until(lambda: answers(client, "/ready"), "/ready", cluster)
+        yield cluster
+    finally:
+        cluster.close()
 
 
 def test_dashboard_does_nothing_without_the_token_B241_B242(cluster: Cluster) -> None:
@@ -179,22 +99,6 @@ def test_every_replica_is_in_its_worker_group(cluster: Cluster) -> None:
         "orchestrator": {"gateway"},
         "gateway": {"gateway"},
     }
-
-
-def complete(client: httpx.Client, **fields: Any) -> Any:
-    answer = client.post("/v1/completions", json={**PROMPT, **fields})
-    assert answer.status_code == 200, answer.text
-    return answer.json()
-
-
-def test_speculation_across_nodes_changes_no_token(cluster: Cluster) -> None:
-    """Draft and target are reached on their own addresses and ports; the text is the target's."""
-    with cluster.gateway() as client:
-        on = complete(client, max_tokens=64, speculation_metrics="summary")
-        off = complete(client, max_tokens=64, num_speculative_tokens=0)
-
-    assert on["choices"] == off["choices"]
-    assert on["metrics"]["speculative_decoding"]["num_draft_tokens"] > 0
 
 
 def names_in(pod: Pod) -> list[str]:
@@ -237,7 +141,7 @@ def test_pod_that_ends_hands_its_work_over_first_B209(cluster: Cluster) -> None:
         whole = complete(client, max_tokens=3000)["choices"][0]["text"]
     leaving = cluster.pods["target-0"]
     spare = cluster.add("target-1", "target")
-    until(lambda: cluster.nodes() == 5, "the second target's node", cluster)
+    until(lambda: cluster.nodes() == 6, "the second target's node", cluster)
     # B208: no proxy where there is no replica, so that the autoscaler sees an idle node as one.
     assert serving(names_in(spare)) == []
     texts: list[str] = []
@@ -273,11 +177,62 @@ def test_pod_that_ends_hands_its_work_over_first_B209(cluster: Cluster) -> None:
         assert whole.startswith(complete(client, max_tokens=64)["choices"][0]["text"])
 
 
-def test_requests_go_on_while_the_head_is_gone_B196_B199(cluster: Cluster) -> None:
-    """The head dies at once: of the requests to the workers' proxies none fails, and streams go on.
+@pytest.fixture
+def load(cluster: Cluster) -> Iterator[Load]:
+    """Keep streams going, which must all be whole and each the text of its prompt."""
+    load = Load(f"http://{cluster.pods['gateway-0'].address}:8000", num_tokens=400)
+    try:
+        yield load
+    finally:
+        load.stop()
+    assert load.failures == []
+    assert load.num_done > 0
 
-    What it comes back to (Redis) is not rehearsed; the workers wait for it as KubeRay has them do.
-    """
+
+def test_targets_follow_their_load_and_outlive_a_node(cluster: Cluster, load: Load) -> None:
+    """More streams want a second target, which comes with a node of its group and goes with it,
+    killed at once; the drafts stay as they are. The application's own policy decides."""
+
+    def wanted() -> int:
+        return int(cluster.application()["deployments"]["target"]["target_num_replicas"])
+
+    load.keep(6)
+    until(lambda: wanted() == 2, "a second target is wanted", cluster)
+    cluster.add("target-2", "target")  # as the autoscaler has KubeRay do
+    until(lambda: len(cluster.replicas("target")) == 2, "two targets", cluster)
+    nodes = {replica["node_ip"] for replica in cluster.replicas("target")}
+    assert nodes == {cluster.pods[name].address for name in ("target-1", "target-2")}
+    assert len(cluster.replicas("draft")) == 1
+    done = load.num_done
+    until(lambda: load.num_done > done + 6, "streams with two targets", cluster)
+
+    cluster.pods["target-2"].remove()
+    done = load.num_done
+    until(lambda: load.num_done > done + 6, "streams after the loss of one", cluster)
+    load.keep(1)
+    until(lambda: wanted() == 1, "one target is enough", cluster)
+
+
+def test_changed_settings_are_taken_in_place(cluster: Cluster, load: Load) -> None:
+    """Another K, by the same request that the operator makes. Serve replaces every replica, each
+    after its drain; with two gateways, and as many orchestrators, no stream of meanwhile fails."""
+    before = {replica["replica_id"] for replica in cluster.replicas("orchestrator")}
+    load.keep(2)
+
+    cluster.deploy(rendered(scaled_settings(num_speculative_tokens=2)))
+
+    def has_changed() -> bool:
+        now = {replica["replica_id"] for replica in cluster.replicas("orchestrator")}
+        is_running = cluster.application()["status"] == "RUNNING"
+        return is_running and len(now) == 2 and not now & before
+
+    until(has_changed, "other replicas", cluster)
+    with cluster.gateway() as client:
+        assert client.get("/ready").json()["num_speculative_tokens"] == 2
+
+
+def test_requests_go_on_while_the_head_is_gone_B196_B199(cluster: Cluster) -> None:
+    """The head dies at once: of the requests to the workers' proxies none fails."""
     with cluster.gateway() as client:
         whole = complete(client, max_tokens=400)["choices"][0]["text"]
         cluster.pods["head"].remove()
@@ -289,3 +244,36 @@ def test_requests_go_on_while_the_head_is_gone_B196_B199(cluster: Cluster) -> No
 
     print(f"\n{count} requests without a head")
     assert count > 3
+
+
+@pytest.mark.skipif(bool(redis.missing()), reason=redis.missing() or "all there")
+def test_a_head_that_comes_back_finds_its_cluster_in_redis_B197(
+    cluster: Cluster, redis_server: redis.Redis, load: Load
+) -> None:
+    """At its old address, after Redis itself was started anew: the workers and their replicas are
+    those of before, no request failed meanwhile, and new settings are taken again. With a wrong
+    password a head ends at once, and says why."""
+    load.keep(1)
+    redis_server.stop()
+    redis_server.start()
+    wrong = Pod(
+        "wrong", "head", 99, cluster.logs / "wrong.log", env=cluster.state_in_redis("wrong")
+    )
+    try:
+        assert wrong.has_ended(60)
+    finally:
+        wrong.remove()
+    assert "WRONGPASS" in wrong.log.read_text()
+
+    cluster.add("head", "head")
+
+    path = "/api/serve/applications/"
+    until(lambda: answers(cluster.dashboard, path), "the head's dashboard", cluster)
+    until(lambda: cluster.application().get("status") == "RUNNING", "the application", cluster)
+    cluster.deploy(rendered(scaled_settings(num_speculative_tokens=3)))
+    with cluster.gateway() as client:
+        until(
+            lambda: client.get("/ready").json().get("num_speculative_tokens") == 3,
+            "the new K",
+            cluster,
+        )

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from helpers.processes import CommandLine, left_running
-from rehearsal.test_cluster import PROMPT, START_TIMEOUT_S, settings
+from rehearsal.cluster import PROMPT, START_TIMEOUT_S, settings
 from specserve.tools.held_port import HeldPort
 
 pytestmark = pytest.mark.slow
