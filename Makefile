@@ -35,6 +35,9 @@ VENV := .venv
 # Apart, so that the tools are no part of what they look at.
 AUDIT := .audit
 AUDIT_TOOLS := pip-audit==2.10.1 cyclonedx-bom==7.5.0
+# 220 MB with packages of its own.
+POLICY := .checkov
+POLICY_TOOLS := checkov==3.3.30
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 # Straight from the checkout: a machine lent for minutes has no time for a set-up.
@@ -46,7 +49,7 @@ TEST_DIRS := tests/integration tests/distribution tests/deploy tests/contract te
 # Two files at a time, a processor each: most of a long test is waiting for processes that it started.
 PYTEST_FLAGS := -q --durations=15 --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo serve test check format protos bench verify parity distribution faults matrix fuzz reference render validate pin-digests audit docs-check chaos rehearsal scale console-check gpu-check clean
+.PHONY: help setup demo serve test check format protos bench verify parity distribution faults matrix fuzz reference render validate policy install-check pin-digests audit docs-check chaos rehearsal scale console-check gpu-check clean
 
 help: ## List the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -112,6 +115,12 @@ render: $(INSTALLED) ## Render serve-config.yaml from specserve.yaml in K8S=DIR,
 validate: $(INSTALLED) ## Check manifests: K8S=k8s/overlays/gpu-pools, or a folder of your own
 	PYTHONPATH=services:tests $(BIN)/python -m support.manifests $(or $(K8S),$(wildcard k8s/overlays/*))
 
+policy: $(INSTALLED) $(POLICY)/.installed ## checkov over the pods and documents of the overlays, or of K8S=DIR; it must find planted faults first
+	PYTHONPATH=services:tests $(BIN)/python -m support.manifests.policy $(POLICY)/bin/checkov $(or $(K8S),$(wildcard k8s/overlays/*))
+
+install-check: $(INSTALLED) ## Run the image's install steps in a bare directory; spoilt copies must fail
+	$(BIN)/python -m pytest -q $(ARGS) tests/install
+
 pin-digests: $(INSTALLED) ## Add to the image tags of deploy/ what they mean in the registry now (asks Docker)
 	$(BIN)/python deploy/pin_digests.py
 
@@ -124,7 +133,7 @@ audit: $(INSTALLED) $(AUDIT)/.installed ## Known vulnerabilities and a bill of m
 docs-check: $(INSTALLED) ## Links, files, commands, flags and metrics that the documents name (make test does it, too)
 	$(BIN)/python -m pytest -q tests/unit/test_documents.py
 
-rehearsal: $(INSTALLED) ## Several Ray nodes on this machine with the rendered config; an install in a bare directory
+rehearsal: $(INSTALLED) ## Several Ray nodes on this machine with the rendered config: scale, kill, upgrade, lose the head
 	SPECSERVE_REHEARSAL=1 $(BIN)/python -m pytest -q -s $(ARGS) --ignore tests/rehearsal/test_scale.py tests/rehearsal
 
 scale: $(INSTALLED) ## Scale pools under load under Ray, 1 to 4 to 1 targets, 0 to 4 to 1 drafts; tokens/s by targets; minutes
@@ -139,7 +148,7 @@ gpu-check: ## Check exactness and speed on a GPU, in minutes; needs no set-up, n
 	PYTHONPATH="services$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PYTHON) -m specserve.tools.gpu_check $(ARGS)
 
 clean: ## Remove what the other verbs made here: .venv, node_modules, caches, builds
-	rm -rf $(VENV) $(AUDIT) sbom.cdx.json node_modules dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(AUDIT) $(POLICY) sbom.cdx.json node_modules dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find services tests protos -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Torch first and by itself, so that the index chosen for it serves nothing else. The constraints
@@ -152,6 +161,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 	{ grep -v '^torch==' constraints.txt; echo '$(TORCH)'; } > $(VENV)/constraints.txt
 	$(BIN)/python -m pip install $(PIP_ARGS) $(PIP_TORCH_ARGS) -c $(VENV)/constraints.txt '$(TORCH)'
 	$(BIN)/python -m pip install $(PIP_ARGS) -c $(VENV)/constraints.txt -e '.[dev]'
+	touch $@
+
+$(POLICY)/.installed: Makefile
+	$(PYTHON) -m venv $(POLICY)
+	$(POLICY)/bin/python -m pip install $(PIP_ARGS) $(POLICY_TOOLS)
 	touch $@
 
 $(AUDIT)/.installed: Makefile

@@ -225,17 +225,12 @@ def test_prometheus_asks_where_somebody_answers(compose: Any, settings: ServeArg
 
 
 def test_spans_arrive_and_leave(compose: Any, collector: Any) -> None:
-    """The endpoint is the collector's, and its pipelines name parts that it has."""
+    """The endpoint is the collector's; what it is made of: `test_collector.py`."""
     endpoint = compose["services"]["specserve"]["environment"]["OTEL_EXPORTER_OTLP_ENDPOINT"]
     port = collector["receivers"]["otlp"]["protocols"]["grpc"]["endpoint"].rpartition(":")[2]
 
     assert endpoint == f"http://collector:{port}"
     assert collector["exporters"]["prometheus"]["endpoint"].endswith(":8889")
-    connectors = set(collector["connectors"])
-    for pipeline in collector["service"]["pipelines"].values():
-        assert set(pipeline["receivers"]) <= set(collector["receivers"]) | connectors
-        assert set(pipeline["processors"]) <= set(collector["processors"])
-        assert set(pipeline["exporters"]) <= set(collector["exporters"]) | connectors
 
 
 def test_the_dashboard_asks_the_prometheus_that_there_is() -> None:

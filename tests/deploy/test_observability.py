@@ -59,6 +59,37 @@ def test_promtool_finds_a_rule_that_never_fires(promtool: str, tmp_path: Path) -
     assert "SpecserveAcceptanceCollapsed" in done.stdout + done.stderr
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("", "", ""),
+        ("scrape_interval", "scrape_intervall", "scrape_intervall not found"),
+        ("rules.yaml", "no_rules.yaml", "no_rules.yaml"),
+        ("specserve:8000", "http://specserve:8000", "is not a valid hostname"),
+    ],
+    ids=["right", "key", "file", "target"],
+)
+def test_promtool_reads_the_configuration(
+    promtool: str, tmp_path: Path, old: str, new: str, complaint: str
+) -> None:
+    """With the rules beside it, as compose mounts them; of spoilt copies it names the fault."""
+    text = (ROOT / "deploy" / "compose" / "prometheus.yml").read_text(encoding="utf-8")
+    assert old in text
+    (tmp_path / "prometheus.yml").write_text(text.replace(old, new, 1) if old else text)
+    shutil.copy(FOLDER / "rules.yaml", tmp_path)
+
+    done = subprocess.run(
+        [promtool, "check", "config", "prometheus.yml"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert bool(done.returncode) == bool(complaint), done.stdout + done.stderr
+    assert complaint in done.stdout + done.stderr
+
+
 def test_kubernetes_and_compose_have_the_same_rules() -> None:
     rules = yaml.safe_load((FOLDER / "rules.yaml").read_text(encoding="utf-8"))
     path = ROOT / "k8s" / "components" / "observability" / "rules.yaml"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from support.manifests.documents import BuildFailure, Manifests, build
+from support.manifests.documents import BuildFailure, Manifests, read, text_of
 from support.manifests.network import NETWORK_RULES
 from support.manifests.operator_rules import OPERATOR_RULES, Rule, problems_by_rule
 from support.manifests.pod_rules import POD_RULES
@@ -40,13 +41,17 @@ def main(arguments: list[str]) -> int:
 
 
 def _check(folder: Path, crds: Path | None) -> int:
+    digest = "nothing"
     try:
-        found = list(problems(Manifests(build(folder)), crds))
+        text = text_of(folder)
+        digest = hashlib.sha256(text).hexdigest()
+        found = list(problems(Manifests(read(text.decode())), crds))
     except BuildFailure as error:
         found = [f"kustomize: {error}"]
     for problem in found:
         print(f"{folder}: {problem}")
-    print(f"{folder}: {len(found)} problems")
+    # What `kubectl kustomize FOLDER | sha256sum` must say where it is applied.
+    print(f"{folder}: {len(found)} problems in sha256:{digest}")
     return 1 if found else 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -127,25 +128,38 @@ class Manifests:
 
 
 def build(folder: Path) -> list[Document]:
-    """Build a folder as `kubectl apply -k` would, or read its files where it is no kustomization.
+    """Return what `kubectl apply -k` would be given, or what the files of a folder hold.
+
+    Raises:
+        BuildFailure: kustomize's own words.
+    """
+    return read(text_of(folder).decode())
+
+
+def text_of(folder: Path) -> bytes:
+    """Return the same as text: the very bytes that `kubectl kustomize` prints.
 
     Raises:
         BuildFailure: kustomize's own words.
     """
     if not (folder / "kustomization.yaml").is_file():
         paths = sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")])
-        return [document for path in paths for document in read(path.read_text(encoding="utf-8"))]
-    # The one that is installed with the tests, else the machine's.
-    beside = Path(sys.executable).with_name("kubectl")
-    kubectl = str(beside) if beside.is_file() else shutil.which("kubectl")
+        return b"\n---\n".join(path.read_bytes() for path in paths)
+    kubectl = next(iter(kubectls()), None)
     if kubectl is None:
         raise BuildFailure("there is no kubectl; `make setup` installs one")
-    done = subprocess.run(
-        [kubectl, "kustomize", str(folder)], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([kubectl, "kustomize", str(folder)], capture_output=True, check=False)
     if done.returncode:
-        raise BuildFailure(done.stderr.strip())
-    return read(done.stdout)
+        raise BuildFailure(done.stderr.decode(errors="replace").strip())
+    return done.stdout
+
+
+def kubectls() -> list[str]:
+    """Return each kubectl there is: the one that is installed with the tests, the machine's."""
+    beside = Path(sys.executable).with_name("kubectl")
+    found = [str(beside)] if beside.is_file() else []
+    others = (shutil.which("kubectl", path=folder) for folder in os.get_exec_path())
+    return list(dict.fromkeys([*found, *filter(None, others)]))
 
 
 def read(text: str) -> list[Document]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import re
+import resource
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -311,3 +313,19 @@ def test_grammars_are_kept_per_tenant_and_in_number(monkeypatch: pytest.MonkeyPa
         grammars.compile(text)
     assert len(grammars) == 3
     assert grammars.compile(texts[0]) is not first
+
+
+def test_no_grammar_is_kept_on_disk_B236(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred grammars later no file is where caches would be, and none could be written."""
+    for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        for number in range(100):
+            assert ids_of(matcher_of(f"(a|b){{{number + 1}}}"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    assert list(tmp_path.iterdir()) == []
