@@ -154,7 +154,11 @@ BY_URL = {
     "bench": ["--suite=serving", "--no-padding", "--pairs=1", *FEW],
     "verify": ["--suite=parity", "--num-prompts=1", "--max-tokens=64"],
     "support-bundle": ["--no-doctor", "--output=NEW"],
+    "doctor": [],
 }
+URL_FLAG = {"doctor": "--running"}
+"""Where a gateway is not named by --url."""
+
 BY_ADDRESS = {
     "speculation": [],
     "trace": [],
@@ -178,18 +182,19 @@ def run(tmp_path: Path) -> Callable[..., int]:
 
 def test_every_client_is_tried() -> None:
     """A command that names a gateway or an orchestrator is one of those below."""
-    servers = {"gateway", "serve"}
-    found: dict[str, set[str]] = {"--url": set(), "--orchestrator-address": set()}
+    servers = {"gateway", "serve", "demo", "draft", "target", "orchestrator"}
+    found: dict[str, set[str]] = {"--api-key-from": set(), "--tls-dir": set()}
     for name in cli.COMMANDS:
-        if name == "distill":
-            continue  # its parser takes torch along, and it asks nobody
-        flags = cli.parser_of(name)._option_string_actions
+        if name in servers or name == "distill":
+            continue  # the parser of distill takes torch along, and it asks nobody
+        flags = cli.parser_of(name)._option_string_actions.keys()
         for flag, names in found.items():
-            if flag in flags and name not in servers:
+            if flag in flags:
                 names.add(name)
-                assert ("--api-key-from" if flag == "--url" else "--tls-dir") in flags, name
+        assert not {"--url", "--running"} & flags or name in found["--api-key-from"]
+        assert "--orchestrator-address" not in flags or name in found["--tls-dir"]
 
-    assert found == {"--url": {*BY_URL}, "--orchestrator-address": {*BY_ADDRESS}}
+    assert found == {"--api-key-from": {*BY_URL}, "--tls-dir": {*BY_ADDRESS}}
 
 
 @pytest.mark.parametrize("name", BY_URL)
@@ -197,15 +202,17 @@ def test_client_of_a_gateway_shows_its_key(
     name: str, locked: Locked, run: Callable[..., int], capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Over HTTPS, with an authority of one's own; the key is told nowhere."""
-    words = [name, f"--url={locked.url}", *BY_URL[name]]
+    words = [name, f"{URL_FLAG.get(name, '--url')}={locked.url}", *BY_URL[name]]
 
     code = run(*words, f"--api-key-from={locked.key_file}")
     told = capfd.readouterr()
     refused = run(*words)
     complaint = capfd.readouterr()
 
-    assert code in (0, 3, 4), told.err
-    assert refused not in (0, 2)
+    # The doctor may well find a problem, in a pair whose requests are a few tokens long.
+    assert code in ((0, 1) if name == "doctor" else (0, 3, 4)), told.err
+    assert "key" not in told.err
+    assert refused != 0
     assert "401" in complaint.err + complaint.out or "key" in complaint.err
     assert locked.key not in json.dumps([*told, *complaint])
 
@@ -292,6 +299,7 @@ def test_a_bundle_holds_neither_secrets_nor_text(
     assert {check["name"] for check in json.loads(files["doctor.json"])} >= {"python", "pair"}
     assert "specserve_num_requests" in files["gateway/metrics.txt"]
     assert json.loads(files["gateway/pool.json"])["replicas"][0]["role"] == "target"
+    assert {check["name"] for check in json.loads(files["gateway/doctor.json"])["checks"]}
     for name in ("gateway", "orchestrator-1"):
         (view, *_) = json.loads(files[f"{name}/requests.json"])
         assert view["rounds"][0]["num_emitted_tokens"] > 0

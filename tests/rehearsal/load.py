@@ -60,7 +60,8 @@ class Load:
         }
         text, last = "", {}
         with self._client.stream("POST", "/v1/completions", json=body) as answer:
-            assert answer.status_code == 200, answer.status_code
+            if answer.status_code != 200:
+                raise AssertionError(f"{answer.status_code}: {answer.read().decode()[:300]}")
             for line in answer.iter_lines():
                 if line.startswith("data: {"):
                     last = json.loads(line.removeprefix("data: "))

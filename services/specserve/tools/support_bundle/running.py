@@ -32,8 +32,12 @@ def take_gateway(
     ready = found.take("gateway/ready.json", lambda: _json(url, "/ready", {}, any_status=True))
     if ready is None:
         return
+    from specserve.tools.doctor.running import examine_running
+
     found.take("gateway/metrics.txt", lambda: _metrics(f"{url.rstrip('/')}/metrics", headers))
     found.take("gateway/pool.json", lambda: _json(url, "/v1/specserve/pool", headers))
+
+    found.take("gateway/doctor.json", lambda: examine_running(url, headers, 0).as_json())
 
     def requests() -> list[Any]:
         latest = trace.ask_gateway(url, None, num_requests, dict(headers))
