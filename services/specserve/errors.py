@@ -5,6 +5,7 @@ SpecServeError
 │   └── ContextOverflow       the prompt does not fit the context
 ├── InvalidProposal           a proposal contradicts its own shapes or its session
 ├── SessionNotFound           the session is not held here
+│   └── DeviceDied            nor by anyone: its device died while it computed it
 ├── CacheMismatch             the kept tokens are missing here, or differ
 ├── StaleStep                 an older epoch or step than the one already served
 ├── CapacityExhausted         no KV blocks or no session slots
@@ -13,6 +14,7 @@ SpecServeError
 ├── DeadlineExpired           the caller's deadline passed first
 ├── Draining                  the replica takes no new sessions
 ├── NonFiniteLogits           the model answered NaN or +inf for this request
+├── PoisonRequest             devices die of this request
 ├── PeerUnavailable           no replica of a pool could be reached in time
 ├── ModelMismatch             a target replica serves another model than its pool
 ├── VocabularyMismatch        draft and target do not share a vocabulary
@@ -85,6 +87,21 @@ class SessionNotFound(SpecServeError):
 
     def __str__(self) -> str:
         return f"session {self.session_id} is not held here; open it with keep_length 0"
+
+
+class DeviceDied(SessionNotFound):
+    """The session went with a device that died while it computed it, maybe of it."""
+
+    def __init__(self, session_id: str, num_computed: int) -> None:
+        SpecServeError.__init__(self, session_id, num_computed)
+        self.session_id = session_id
+        self.num_computed = num_computed
+
+    def __str__(self) -> str:
+        return (
+            f"the device died while it computed session {self.session_id} "
+            f"and {self.num_computed - 1} others"
+        )
 
 
 class CacheMismatch(SpecServeError):
@@ -204,6 +221,21 @@ def no_token(session_id: str, row: int, mark: int) -> SpecServeError:
             "at least one was wanted",
         )
     return NonFiniteLogits(session_id, row)
+
+
+class PoisonRequest(SpecServeError):
+    """Devices die of this request; it is given up before it takes more of them."""
+
+    def __init__(self, request_id: str, num_deaths: int) -> None:
+        super().__init__(request_id, num_deaths)
+        self.request_id = request_id
+        self.num_deaths = num_deaths
+
+    def __str__(self) -> str:
+        return (
+            f"request {self.request_id} was given up: {self.num_deaths} devices died while they "
+            "computed it, the last one while it computed nothing else"
+        )
 
 
 class PeerUnavailable(SpecServeError):

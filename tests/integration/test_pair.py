@@ -81,19 +81,6 @@ async def test_a_seed_repeats_its_tokens_whatever_the_load_B008() -> None:
 
 
 @pytest.mark.slow
-async def test_twin_holds_with_the_device_in_a_process_of_its_own() -> None:
-    """The pipe to a device process changes nothing."""
-    async with running_pair(target_fields={"device_mode": "process"}) as pair:
-        answers = await asyncio.gather(
-            *(pair.generate(make_request(prompt)) for prompt in prompts(4))
-        )
-        assert [answer.token_ids for answer in answers] == [
-            greedy_tokens(TARGET, prompt, 32) for prompt in prompts(4)
-        ]
-        await pair.until_idle()
-
-
-@pytest.mark.slow
 async def test_concurrent_streams_equal_their_solo_runs_and_leave_no_kv_B058_B074_B116() -> None:
     """64 streams of mixed lengths, some with logprobs: each as if alone; then no block is held."""
     requests = [

@@ -7,9 +7,11 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from helpers.waiting import eventually
 from specserve.config import EngineConfig, SpeculativeConfig
 from specserve.errors import ConfigurationError, ModelUnavailable, PeerUnavailable
 from specserve.model import device_loop
+from specserve.model.batch_record import BatchRecord
 from specserve.model.device import Device, ProcessDevice, ThreadDevice, create_device
 from specserve.model.framing import FrameReader, encode
 from specserve.model.messages import (
@@ -25,6 +27,7 @@ from specserve.model.toy_runner import ToyRunner
 from support.engines import Caller
 
 TOY = EngineConfig(model="toy:vocab_size=16,eos_bias=-1000", block_size=4, num_kv_blocks=64)
+HANGING = "toy:vocab_size=16,eos_bias=-1000,step_ms=600000"
 MODES = ["thread", pytest.param("process", marks=pytest.mark.slow)]
 
 Start = Callable[..., "asyncio.Future[Device]"]
@@ -98,9 +101,14 @@ async def test_a_start_up_error_comes_back_as_what_it_was(started, mode):
 
 @pytest.mark.slow
 async def test_a_killed_process_is_reported_and_leaves_no_zombie(started):
-    device = await started("process")
+    device = await started("process", config=TOY.model_copy(update={"model": HANGING}))
+    assert device.computed == frozenset()
+    device.send(Caller("a", [1]).verify())
+    device.send(Caller("b", [2]).verify())
+    await eventually(lambda: device.computed == {"a", "b"}, "the forward of both runs", within_s=60)
     os.kill(device.pid, signal.SIGKILL)
     error = await asyncio.wait_for(device.failed, 60)
+    assert device.computed == {"a", "b"}  # it cannot say so any more
     assert isinstance(error, PeerUnavailable)
     assert "exit code -9" in str(error)
     with pytest.raises(ChildProcessError):
@@ -189,7 +197,7 @@ def test_long_work_without_replies_still_reports_progress(monkeypatch):
     monkeypatch.setattr(device_loop.time, "monotonic", lambda: next(now) * 0.03)
     sent: list[EngineOutput] = []
     turns = iter([()] * 20 + [(Shutdown(),)])
-    device_loop.run_device(Prefilling(), lambda _: next(turns), sent.append)  # type: ignore[arg-type]
+    device_loop.run_device(Prefilling(), lambda _: next(turns), sent.append, BatchRecord())  # type: ignore[arg-type]
     assert 3 <= len(sent) <= 7
     assert [output.load.num_iterations for output in sent] == sorted(
         {output.load.num_iterations for output in sent}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from specserve.config import EngineConfig
+from specserve.model.batch_record import create_shared
 from specserve.model.device_pipe import _BOOT
 from specserve.model.framing import RECEIVE_BYTES, FrameReader, encode
 from specserve.model.messages import EngineOutput, ModelInfo, Shutdown
@@ -28,13 +30,16 @@ class Server:
     def __init__(self) -> None:
         self.sock, theirs = socket.socketpair()
         self.sock.settimeout(TIMEOUT_S)
+        record_fd, _ = create_shared()
+        fds = [theirs.fileno(), record_fd]
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, json.dumps(sys.path), str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, "-c", _BOOT, json.dumps(sys.path), *map(str, fds)],
+                pass_fds=fds,
                 stderr=subprocess.PIPE,
                 text=True,
             )
+        os.close(record_fd)
         self.send((TOY, "target", None))
 
     def send(self, message: object) -> None:

@@ -1,5 +1,7 @@
 """Iteration-level scheduling: order, budget, fairness, and when to hold a batch."""
 
+from dataclasses import replace
+
 import pytest
 
 from specserve.model.engine import Engine
@@ -75,6 +77,44 @@ def test_an_older_prefill_moves_though_ready_calls_fill_the_budget():
         engine.submit(caller.verify([1] * 4))
     engine.step()
     assert forwards[0] == [(5, 5)] * 9 + [(20, 0)]
+
+
+def test_a_call_that_runs_alone_shares_no_forward_and_is_served_in_its_turn():
+    """Neither with older nor with younger calls, ready or not; and once a token of it is out, what
+    is left of it is in company again."""
+    engine = toy_engine(max_num_batched_tokens=65, enable_prefix_caching=False)
+    old, suspect, young = (Caller(name, PROMPT) for name in ("old", "suspect", "young"))
+    clock = engine._clock
+    assert isinstance(clock, Clock)
+    opened(engine, old, young)
+    forwards = watched(engine)
+    for message in (
+        old.verify([1]),
+        replace(suspect.verify(num_decode_steps=3), alone=True),
+        young.verify([1, 2]),
+    ):
+        engine.submit(message)
+        clock.now += 1
+    run(engine)
+    assert forwards == [[(2, 2), (3, 3)], [(5, 1)], [(1, 1)], [(1, 1)]]
+
+
+def test_suspects_are_computed_one_by_one():
+    engine = toy_engine(max_num_batched_tokens=65, enable_prefix_caching=False)
+    forwards = watched(engine)
+    run(engine, *(replace(Caller(str(n), PROMPT * 15).verify(), alone=True) for n in range(3)))
+    assert forwards == [[(65, 0)], [(10, 1)]] * 3
+
+
+def test_a_suspect_without_blocks_stops_nobody():
+    """It is the first in its turn and the last when blocks are short: the others go on."""
+    engine = toy_engine(num_kv_blocks=4, max_model_len=16, enable_prefix_caching=False)
+    holder = Caller("holder", PROMPT * 2)
+    opened(engine, holder)
+    suspect = replace(Caller("suspect", PROMPT * 2).verify(), alone=True)
+    engine.submit(suspect)
+    replies = run(engine, holder.verify())
+    assert [reply.session_id for reply in replies] == ["holder"]
 
 
 def test_at_most_max_num_seqs_sessions_share_a_forward_and_the_oldest_go_first():

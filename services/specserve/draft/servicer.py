@@ -45,6 +45,7 @@ class DraftWire:
             append_token_ids=codec.unpack_ids(session.append_token_ids, "append_token_ids"),
             opening=codec.unpack_opening(session),
             num_speculative_tokens=message.num_speculative_tokens,
+            alone=session.alone,
         )
 
     def pack_reply(self, reply: Reply, call_id: int) -> draft_pb2.ProposeReply:

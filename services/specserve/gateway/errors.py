@@ -103,6 +103,8 @@ class HttpError:
         """Headers beside the body: overload and loss are worth another try, a 401 wants a key."""
         if self.status == 401:
             return {"www-authenticate": 'Bearer realm="specserve"'}
+        if self.code == _POISON:
+            return {"x-should-retry": "false"}  # the OpenAI clients' word; else they send it again
         if self.status not in (429, 503):
             return {}
         return {"retry-after": str(max(1, math.ceil(self.retry_after_s)))}
@@ -122,6 +124,7 @@ _INTERNAL = "internal_server_error"
 _OVERLOADED = "service_unavailable_error"
 _BUSY = "rate_limit_error"
 
+_POISON = "poison_request"
 _INSIDE = "internal error; the log has the request id"
 _NO_ROOM = "the server has no room for this request at present; try again"
 _TOO_LATE = "the request did not finish in the time it was given"
@@ -138,6 +141,8 @@ _ROWS: dict[str, _Row] = {
     "UnknownRequest": _Row(404, _BAD, "request_not_found"),
     "InvalidProposal": _Row(500, _INTERNAL, None, _INSIDE),
     "SessionNotFound": _Row(500, _INTERNAL, None, _INSIDE),
+    "DeviceDied": _Row(500, _INTERNAL, None, _INSIDE),
+    "PoisonRequest": _Row(500, _INTERNAL, _POISON),
     "CacheMismatch": _Row(500, _INTERNAL, None, _INSIDE),
     "StaleStep": _Row(500, _INTERNAL, None, _INSIDE),
     # 429 and no 5xx: a proxy that sheds load is not to be taken for one that is broken.

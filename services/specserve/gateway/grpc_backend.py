@@ -74,6 +74,7 @@ class GrpcBackend:
         committed = bytearray(request.committed_token_ids)
         num_prompt_logprobs = request.num_prompt_logprobs_received
         target_identity = request.target_identity
+        num_device_deaths = request.num_device_deaths
         origins: list[TokenOrigin] = []
         rounds: list[Round] = []
         pause_s = FIRST_PAUSE_S
@@ -85,6 +86,7 @@ class GrpcBackend:
             attempt.CopyFrom(request)
             attempt.committed_token_ids = bytes(committed)
             attempt.num_prompt_logprobs_received = num_prompt_logprobs
+            attempt.num_device_deaths = num_device_deaths
             if committed or num_prompt_logprobs:
                 attempt.target_identity = target_identity
             if ends_at is not None:
@@ -97,6 +99,7 @@ class GrpcBackend:
                 try:
                     async for response in call:
                         member.heard()
+                        num_device_deaths = max(num_device_deaths, response.num_device_deaths)
                         num_prompt_logprobs += len(response.prompt_logprobs)
                         committed += response.token_ids
                         target_identity = target_identity or response.target_identity
@@ -108,6 +111,8 @@ class GrpcBackend:
                         if origin.attempt and response.HasField("record"):
                             response.record.num_failovers = origin.attempt
                         pause_s, give_up_at = FIRST_PAUSE_S, None
+                        if _says_nothing(response):
+                            continue
                         yield response
                         if response.finish_reason != generation_pb2.FINISH_REASON_UNSPECIFIED:
                             return
@@ -213,6 +218,13 @@ def _is_cancelled() -> bool:
     """Say whether it is this task that was cancelled, and not only the call that it waits on."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+def _says_nothing(response: GenerateResponse) -> bool:
+    """Say whether a response is for the gateway alone: it carries no part of the answer."""
+    return not (
+        response.token_ids or response.text or response.prompt_logprobs or response.finish_reason
+    )
 
 
 def _is_worth_another_try(error: grpc.aio.AioRpcError) -> bool:

@@ -62,6 +62,13 @@ class CallState:
         """Whether a forward has served this call."""
         return self._started_at is not None
 
+    @property
+    def runs_alone(self) -> bool:
+        """Whether it shares no forward: its caller suspects it of a device's death, until it has
+        outlived that place.
+        """
+        return self.call.alone and not self.emitted
+
     def peek(self, count: int | None = None) -> Sequence[int]:
         """Return the next tokens of the feed; all of them without a count."""
         end = len(self._feed) if count is None else self._num_fed + count

@@ -61,9 +61,9 @@ class ThreadDevice(BaseDevice):
         from specserve.model.device_loop import build_engine, run_device  # noqa: PLC0415
 
         try:
-            engine = build_engine(self._config, self._role, self._speculative)
+            engine = build_engine(self._config, self._role, self._speculative, self._record)
             self._say(engine.info)
-            run_device(engine, self._receive, self._say)
+            run_device(engine, self._receive, self._say, self._record)
         except SpecServeError as error:
             self._say(error)
         except BaseException as error:

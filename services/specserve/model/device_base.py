@@ -14,6 +14,7 @@ from typing import Protocol
 
 from specserve.config import EngineConfig, SpeculativeConfig
 from specserve.errors import SpecServeError
+from specserve.model.batch_record import BatchRecord
 from specserve.model.messages import Arrived, EngineLoad, EngineOutput, Message, ModelInfo, Role
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,11 @@ class Device(Protocol):
     """Called on the event loop with each output; set before start."""
     failed: asyncio.Future[SpecServeError]
     """Done when the device died; never done by close."""
+
+    @property
+    def computed(self) -> frozenset[str]:
+        """Sessions that it computes now, or did when it died; empty between forwards."""
+        ...
 
     async def start(self) -> None:
         """Load and wait until it is ready.
@@ -62,12 +68,18 @@ class BaseDevice(ABC):
         self._role: Role = role
         self._speculative = speculative
         self._outgoing: list[Message] = []
+        self._record = BatchRecord()
         self._ready: asyncio.Future[ModelInfo]
         self._is_closed = False
         self.info: ModelInfo
         self.load = EngineLoad(0, 0, 0, 0, 0)
         self.on_output: Callable[[EngineOutput], None] = lambda _: None
         self.failed: asyncio.Future[SpecServeError]
+
+    @property
+    def computed(self) -> frozenset[str]:
+        """Sessions that it computes now, or did when it died; empty between forwards."""
+        return self._record.read()
 
     def send(self, message: Message) -> None:
         """Queue a message; all of one event-loop turn leave in one write."""

@@ -10,9 +10,17 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from specserve.config import EngineConfig, SpeculativeConfig
+from specserve.model.batch_record import BatchRecord
 from specserve.model.engine_base import EngineLike
 from specserve.model.grammar_gate import GrammarGate, grammars_of
-from specserve.model.messages import EngineOutput, Message, Role, Shutdown
+from specserve.model.messages import (
+    EngineOutput,
+    Message,
+    ProposeCall,
+    Role,
+    Shutdown,
+    VerifyCall,
+)
 from specserve.model.toy import PREFIX as TOY_PREFIX
 
 if TYPE_CHECKING:
@@ -23,9 +31,15 @@ _PROGRESS_S = 0.1
 
 
 def build_engine(
-    config: EngineConfig, role: Role, speculative: SpeculativeConfig | None
+    config: EngineConfig,
+    role: Role,
+    speculative: SpeculativeConfig | None,
+    record: BatchRecord | None = None,
 ) -> EngineLike:
     """Load what the configuration names.
+
+    Args:
+        record: where it writes down whom it computes.
 
     Raises:
         SpecServeError: the model is missing, or the configuration is wrong.
@@ -45,6 +59,7 @@ def build_engine(
         draft_confidence_threshold=speculative.draft_confidence_threshold,
         num_cached_outcomes=speculative.num_cached_outcomes,
         grammars=grammars,
+        record=record,
     )
     return GrammarGate(engine, grammars)
 
@@ -53,12 +68,14 @@ def run_device(
     engine: EngineLike,
     receive: Callable[[float | None], Iterable[Message]],
     send: Callable[[EngineOutput], None],
+    record: BatchRecord,
 ) -> None:
     """Serve until Shutdown.
 
     Args:
         receive: waits up to so many seconds (None: for ever, 0: not at all), takes what has come.
         send: hands an output to the server.
+        record: who is computed by now; the engine writes there too.
 
     Raises:
         EOFError: `receive` or `send` found the server gone.
@@ -69,7 +86,12 @@ def run_device(
         for message in receive(engine.wait_s()):
             if isinstance(message, Shutdown):
                 return
-            engine.submit(message)
+            if isinstance(message, (ProposeCall, VerifyCall)):
+                record.begin((message.session_id,))
+                engine.submit(message)
+                record.end()
+            else:
+                engine.submit(message)
         output = engine.step()
         if output is None:
             load = engine.load

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 
 from specserve.errors import ModelUnavailable, PeerUnavailable
+from specserve.model.batch_record import create_shared
 from specserve.model.device_base import BaseDevice
 from specserve.model.framing import RECEIVE_BYTES, FrameReader, encode
 from specserve.model.messages import Message, Shutdown
@@ -27,7 +28,7 @@ _EXIT_S = 1.0
 
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from specserve.model.device_process import main; main(int(sys.argv[2]))"
+    "from specserve.model.device_process import main; main(*map(int, sys.argv[2:]))"
 )
 """A child of subprocess, not of multiprocessing: spawn would import the server's main module (Ray,
 gRPC) into the device and start a resource tracker beside it."""
@@ -44,15 +45,19 @@ class ProcessDevice(BaseDevice):
         self._unsent = bytearray()
         self._sock, theirs = socket.socketpair()
         self._sock.setblocking(False)
-        with theirs:
-            arguments = [json.dumps(sys.path), str(theirs.fileno())]
+        record_fd, self._record = create_shared()
+        fds = [theirs.fileno(), record_fd]
+        try:
             # Starting takes a fork and an exec, some ms, once.
             self._process = subprocess.Popen(  # noqa: ASYNC220
-                [sys.executable, "-c", _BOOT, *arguments],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, "-c", _BOOT, json.dumps(sys.path), *map(str, fds)],
+                pass_fds=fds,
                 # Threads that spin between kernels take the core another engine needs.
                 env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ},
             )
+        finally:
+            theirs.close()
+            os.close(record_fd)
         loop.add_reader(self._sock, self._on_readable)
         self._write_frame(encode((self._config, self._role, self._speculative)))
         try:

@@ -18,6 +18,7 @@ from typing import cast
 
 from specserve.config import EngineConfig, SpeculativeConfig
 from specserve.errors import ModelUnavailable, PeerUnavailable, SpecServeError
+from specserve.model.batch_record import BatchRecord, open_shared
 from specserve.model.device_loop import build_engine, run_device
 from specserve.model.framing import RECEIVE_BYTES, FrameReader, encode
 from specserve.model.messages import EngineOutput, Message, ModelInfo, Role, Shutdown
@@ -103,8 +104,12 @@ class SocketChannel:
             raise EOFError from error
 
 
-def main(fd: int) -> None:
-    """Serve the socket `fd`; the first frame on it is (config, role, speculative)."""
+def main(fd: int, record_fd: int) -> None:
+    """Serve the socket `fd`; the first frame on it is (config, role, speculative).
+
+    Args:
+        record_fd: memory that the server reads when this process has died (`batch_record.py`).
+    """
     # Ctrl-C reaches the whole terminal group; stopping is the server's business.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=fd)
@@ -112,21 +117,21 @@ def main(fd: int) -> None:
     loaded = threading.Event()
     threading.Thread(target=_exit_with_parent, args=(sock, channel, loaded), daemon=True).start()
     try:
-        serve(channel, loaded)
+        serve(channel, loaded, open_shared(record_fd))
     except EOFError:
         sys.exit(channel.farewell())
     finally:
         sock.close()
 
 
-def serve(channel: SocketChannel, loaded: threading.Event) -> None:
+def serve(channel: SocketChannel, loaded: threading.Event, record: BatchRecord) -> None:
     """Load the engine, report it or its failure, then run the loop."""
     config, role, speculative = channel.receive_start()
     try:
         if config.model.startswith(TOY_PREFIX) and config.num_threads is None:
             # Its tensors are tiny: waking a second thread costs more than it saves.
             config = config.model_copy(update={"num_threads": 1})
-        engine = build_engine(config, role, speculative)
+        engine = build_engine(config, role, speculative, record)
     except SpecServeError as error:
         channel.send(error)
         return
@@ -140,7 +145,7 @@ def serve(channel: SocketChannel, loaded: threading.Event) -> None:
     loaded.set()
     channel.send(engine.info)
     try:
-        run_device(engine, channel.receive, channel.send)
+        run_device(engine, channel.receive, channel.send, record)
     except EOFError:
         raise
     except Exception as error:

@@ -15,6 +15,7 @@ import torch
 from specserve.config import EngineConfig
 from specserve.errors import InvalidRequest, NonFiniteLogits
 from specserve.grammar.compiler import GrammarCompiler
+from specserve.model.batch_record import BatchRecord
 from specserve.model.calls import CallState
 from specserve.model.draft_calls import ProposeState
 from specserve.model.engine_base import EngineBase
@@ -59,10 +60,12 @@ class Engine(EngineBase):
         draft_confidence_threshold: float = 0.0,
         num_cached_outcomes: int = 0,
         grammars: GrammarCompiler | None = None,
+        record: BatchRecord | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         info = runner.info
         self._runner = runner
+        self._record = record or BatchRecord()
         self._info = info
         self._draft_sample_top_k = draft_sample_top_k
         self._confidence_threshold = draft_confidence_threshold
@@ -96,6 +99,7 @@ class Engine(EngineBase):
                 confidence_threshold=draft_confidence_threshold,
                 max_num_rows=min(config.max_num_seqs, config.max_num_batched_tokens),
                 max_length=self._max_length,
+                record=self._record,
                 clock=clock,
             )
             if num_cached_outcomes and role == "draft"
@@ -212,6 +216,10 @@ class Engine(EngineBase):
                 self._queue_time.note(started_at - item.call.arrived_at)
         riding = self._riding(plan, num_tokens)
         extra = [] if riding is None else riding.slices()
+        computed = [item.call.session.session_id for item in plan]
+        if riding is not None:
+            computed += riding.session_ids
+        self._record.begin(computed)
         logits = self._runner.forward([_slice(item) for item in plan] + extra)
         for item in plan:
             item.call.advance(item.num_tokens)
@@ -235,10 +243,11 @@ class Engine(EngineBase):
             else:
                 if reply is not None:
                     self._emit(call, reply)
+        self._record.end()
 
     def _riding(self, plan: Sequence[PlannedSlice], num_tokens: int) -> AheadForward | None:
         """Choose rows to draft ahead in the forward of a plan."""
-        if self._ahead is None:
+        if self._ahead is None or plan[0].call.runs_alone:
             return None
         room = min(self._max_num_seqs - len(plan), self._max_num_batched_tokens - num_tokens)
         return self._ahead.riding(num_tokens, len(plan), room)
@@ -315,7 +324,7 @@ class Engine(EngineBase):
 
     def _emit(self, state: CallState, reply: Reply) -> None:
         super()._emit(state, reply)
-        if self._ahead is not None and isinstance(state, ProposeState):
+        if self._ahead is not None and isinstance(state, ProposeState) and not state.call.alone:
             self._ahead.look_ahead(state)
 
     def _reclaim(self) -> bool:

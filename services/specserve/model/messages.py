@@ -55,6 +55,8 @@ class ProposeCall(SessionCall):
 
     num_speculative_tokens: int
     """K; 0 only appends."""
+    alone: bool = False
+    """Share no forward: a device may have died of this session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,8 @@ class VerifyCall(SessionCall):
     """With no draft tokens: decode up to this many tokens, streamed as they come."""
     append_only: bool = False
     """Only hold the tokens (a piece of a long prompt): no row is scored."""
+    alone: bool = False
+    """Share no forward: a device may have died of this session."""
 
 
 Call = ProposeCall | VerifyCall

@@ -23,6 +23,7 @@ class Branch:
 
     def __init__(
         self,
+        session_id: str,
         outcome: Outcome,
         base_length: int,
         num_speculative_tokens: int,
@@ -40,6 +41,7 @@ class Branch:
                 more.
             confidence_threshold: stop as an asked call does.
         """
+        self.session_id = session_id
         self.outcome = outcome
         self.base_length = base_length
         self.tail = tail

@@ -129,6 +129,7 @@ class OutcomeCache:
             return None
         base_length = ahead.committed_length + outcome.row
         branch = Branch(
+            session.session_id,
             outcome,
             base_length,
             min(ahead.num_speculative_tokens, self._max_length - base_length - 1),

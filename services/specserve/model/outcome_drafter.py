@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
+from specserve.model.batch_record import BatchRecord
 from specserve.model.draft_calls import DraftedToken, ProposeState
 from specserve.model.draft_confidence import row_confidences
 from specserve.model.forward_times import ForwardTimes
@@ -77,6 +78,7 @@ class OutcomeDrafter:
         confidence_threshold: float,
         max_num_rows: int,
         max_length: int,
+        record: BatchRecord,
         clock: Callable[[], float],
     ) -> None:
         """Build it.
@@ -87,12 +89,14 @@ class OutcomeDrafter:
             num_outcomes: most branches of a session.
             max_num_rows: most rows of one forward.
             max_length: most tokens a session may hold.
+            record: where it writes down whom it computes.
         """
         self._runner = runner
         self._times = times
         self._sessions = sessions
         self._top_k = draft_sample_top_k
         self._with_confidence = confidence_threshold > 0
+        self._record = record
         self._clock = clock
         self._cache = OutcomeCache(
             pool,
@@ -172,6 +176,7 @@ class OutcomeDrafter:
             self._look_again_at = started_at + max(_LOOK_AGAIN_S, self._times.nearest(1))
             return
         slices = forward.slices()
+        self._record.begin(forward.session_ids)
         logits = self._runner.forward(slices)
         tokens, tops = draw_tokens(
             self._runner,
@@ -184,6 +189,7 @@ class OutcomeDrafter:
         ended_at = self._clock()
         self._times.note(len(slices), ended_at - started_at)
         self.take_drawn(forward, tokens, tops, ended_at - started_at)
+        self._record.end()
 
     def riding(self, num_tokens: int, num_calls: int, max_num_rows: int) -> AheadForward | None:
         """Choose rows that go along with a forward that was asked for; see AheadPlanner."""

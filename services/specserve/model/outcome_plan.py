@@ -46,6 +46,13 @@ class AheadForward:
     bonus_rounds: list[RoundAhead]
     """Rounds whose bonus row is computed with them; nothing is drawn from it."""
 
+    @property
+    def session_ids(self) -> list[str]:
+        """Name the session of each row."""
+        return [branch.session_id for branch in self.branches] + [
+            ahead.session.session_id for ahead in self.bonus_rounds
+        ]
+
     def slices(self) -> list[SequenceSlice]:
         """Return the batch."""
         return [branch.slice() for branch in self.branches] + [

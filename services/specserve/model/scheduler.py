@@ -71,12 +71,21 @@ class Scheduler:
 
         Ready calls come first, by priority, then age; then prefill chunks. The first call of all in
         that order is always served: neither a full budget nor a lack of blocks stops it, so the
-        oldest session of the highest priority always moves.
+        oldest session of the highest priority always moves. A call that runs alone waits until it
+        is the first, and then has the forward to itself.
 
         Returns:
             At most one slice a call; empty when every call waits for blocks.
         """
         self._hold_until = None
+        everyone = list(sessions)
+        plans = (self._fill(group, everyone) for group in _groups(calls))
+        return next(filter(None, plans), [])
+
+    def _fill(
+        self, calls: Iterable[CallState], everyone: Sequence[KvSession]
+    ) -> list[PlannedSlice]:
+        """Share a forward among calls."""
         ready, prefill = self._split(calls)
         budget, seats = self._max_num_batched_tokens, self._max_num_seqs
         planned: list[PlannedSlice] = []
@@ -84,7 +93,6 @@ class Scheduler:
         if prefill and ready and _rank(prefill[0]) < _rank(ready[0]):
             reserved = max(prefill[0].num_rows, budget // _PREFILL_SHARE)
             seats = max(1, seats - 1)
-        everyone = list(sessions)
         for call in ready:
             if len(planned) == seats:
                 break
@@ -119,7 +127,7 @@ class Scheduler:
         calls = list(calls)
         num_tokens = 0
         for call in calls:
-            if call.is_started or not self._is_ready(call):
+            if call.is_started or call.runs_alone or not self._is_ready(call):
                 self._hold_until = None
                 return 0.0
             num_tokens += call.num_remaining
@@ -220,6 +228,18 @@ def skip_cached(call: CallState) -> int:
         call.advance(matched)
         call.prefix_cached_tokens += matched
     return matched
+
+
+def _groups(calls: Iterable[CallState]) -> list[list[CallState]]:
+    """Tell who may share a forward: each group to be tried where those before it get no blocks."""
+    calls = list(calls)
+    if not any(call.runs_alone for call in calls):
+        return [calls]
+    together = [call for call in calls if not call.runs_alone]
+    alone = [[call] for call in sorted(calls, key=_rank) if call.runs_alone]
+    if together and _rank(min(together, key=_rank)) < _rank(alone[0][0]):
+        return [together, *alone]
+    return [alone[0], together, *alone[1:]]
 
 
 def _rank(call: CallState) -> tuple[int, float]:

@@ -49,6 +49,8 @@ class ToySpec:
     """A row whose newest token is this id is all NaN; -1 for none."""
     inf_token: int = -1
     """A row whose newest token is this id has a logit of +inf; -1 for none."""
+    fatal_token: int = -1
+    """A forward that computes this id ends the device; -1 for none."""
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:

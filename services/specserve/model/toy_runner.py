@@ -93,6 +93,9 @@ class ToyRunner:
             start, table = item.start_position, item.block_table
             end = start + len(item.token_ids)
             num_tokens += end - start
+            if self._spec.fatal_token in item.token_ids:
+                # No Exception: like a fault of a kernel, nothing in the device handles it.
+                raise SystemExit(f"token {self._spec.fatal_token} is fatal to this toy")
             for position, token in enumerate(item.token_ids, start):
                 pool[table[position // size] * size + position % size] = token
             if item.num_logit_rows:

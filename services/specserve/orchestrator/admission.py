@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from specserve.config import SpeculativeMethod
 from specserve.errors import ContextOverflow, InvalidRequest
+from specserve.orchestrator.device_deaths import DeviceDeaths
 from specserve.orchestrator.request_state import RequestState
 from specserve.orchestrator.routing import prefix_key
 from specserve.orchestrator.trimming import Trimmer
@@ -114,6 +115,7 @@ def admit(
         chain=chain,
         method=method,
         prefix_key=prefix_key(prompt, limits.block_size, request.tenant_salt),
+        target_deaths=DeviceDeaths(request.num_device_deaths),
     )
     hidden = frozenset() if request.include_special_tokens else vocabulary.table.special_token_ids
     trimmer = Trimmer(

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from specserve.errors import CacheMismatch, InvalidProposal, SpecServeError
+from specserve.errors import CacheMismatch, DeviceDied, InvalidProposal, SpecServeError
 from specserve.orchestrator.pool import DraftLink, Pool
 from specserve.orchestrator.proposer import EMPTY_PROPOSAL, NOTHING_DRAFTED, Drafted
 from specserve.orchestrator.request_state import CallPlan, RequestState
@@ -117,7 +117,7 @@ class DraftSession:
             if link.is_returning:
                 return False  # what it holds is worth a few target-only rounds
             self._detach()
-        if self._clock() < self._retry_at:
+        if self._clock() < self._retry_at or self._state.draft_deaths.is_proven:
             return False
         # A draft that is full has better be left alone: it would take another session's blocks.
         self.link = self._pool.choose(self._state.demand, must_fit=True)
@@ -147,6 +147,7 @@ class DraftSession:
                 opening=self._opening if plan.opens else None,
                 timeout_s=self._timeout_s,
                 traceparent=traceparent,
+                alone=state.draft_deaths.runs_alone,
             ),
             num_speculative_tokens=num_speculative_tokens,
         )
@@ -252,6 +253,8 @@ class DraftSession:
             return EMPTY_PROPOSAL
         self._unread = (plan, reply.cached_length, drafted)
         self.settle()
+        if drafted:
+            state.draft_deaths.note_progress()
         return proposal
 
     def settle(self) -> None:
@@ -270,9 +273,24 @@ class DraftSession:
         if isinstance(error, CacheMismatch):
             self._state.correct(self._state.draft, error.matching_length)
             return
+        if isinstance(error, DeviceDied):
+            self._blame(error)
         logger.info("request %s leaves draft %s: %s", self._state.request_id, self._address, error)
         self._detach()
         self._retry_at = self._clock() + REATTACH_S
+
+    def _blame(self, error: DeviceDied) -> None:
+        """Ask no draft any more if drafts' devices die of this request."""
+        deaths = self._state.draft_deaths
+        deaths.note_death(error.num_computed)
+        if deaths.is_proven:
+            self._pool.condemn(self._state.session_id)
+            logger.error(
+                "request %s goes on without a draft: %d devices of drafts died while they computed "
+                "it, the last one while it computed nothing else",
+                self._state.request_id,
+                deaths.count,
+            )
 
     def _detach(self) -> None:
         self.close()

@@ -22,6 +22,7 @@ def join(first: generation_pb2.GenerateResponse, second: generation_pb2.Generate
     first.per_round_drafted.extend(second.per_round_drafted)
     first.per_round_proposer.extend(second.per_round_proposer)
     first.provenance.extend(second.provenance)
+    first.num_device_deaths = max(first.num_device_deaths, second.num_device_deaths)
     first.finish_reason = second.finish_reason
     first.stop_index_plus_one = second.stop_index_plus_one
     if second.HasField("record"):

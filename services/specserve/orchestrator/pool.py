@@ -215,6 +215,11 @@ class Pool(Generic[CallT, ReplyT]):
         sizes = [link.model.block_size for link in self.usable() if link.model]
         return min(filter(None, sizes), default=0)
 
+    def condemn(self, session_id: str) -> None:
+        """Tell every replica that devices die of a session."""
+        for link in self.links.values():
+            link.condemn(session_id)
+
     def choose(
         self, demand: Demand, avoid: Collection[str] = (), *, must_fit: bool = False
     ) -> FrameLink[CallT, ReplyT] | None:

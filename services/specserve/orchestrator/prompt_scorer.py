@@ -87,4 +87,5 @@ def _scoring_state(state: RequestState, num_logprobs: int, num_known: int) -> Re
         max_model_len=state.max_model_len,
         num_speculative_tokens=0,
         chain=chain,
+        target_deaths=state.target_deaths,
     )

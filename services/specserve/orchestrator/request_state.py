@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from specserve.config import SpeculativeMethod
+from specserve.orchestrator.device_deaths import DeviceDeaths
 from specserve.orchestrator.request_trace import RequestTrace
 from specserve.orchestrator.routing import Demand
 from specserve.speculation.digest import TokenChain
@@ -88,6 +89,8 @@ class RequestState:
     """Of the prompt's beginning (`routing.py`); sessions with the same one go to one replica."""
     target: CacheView = field(default_factory=CacheView)
     draft: CacheView = field(default_factory=CacheView)
+    target_deaths: DeviceDeaths = field(default_factory=DeviceDeaths)
+    draft_deaths: DeviceDeaths = field(default_factory=DeviceDeaths)
     trace: RequestTrace = field(default_factory=RequestTrace)
     """Where its rounds and calls are written down."""
 

@@ -159,6 +159,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             pair.targets.block_size,
         )
         state, trimmer = admit(request, vocabulary, limits)
+        deaths = state.target_deaths
+        deaths.on_death = lambda: outbox.put(
+            generation_pb2.GenerateResponse(num_device_deaths=deaths.count)
+        )
         logged.admitted(state)
         try:
             async with self.queue.admitted(

@@ -153,6 +153,7 @@ def pack_verify_call(
             opening=opening if plan.opens else None,
             timeout_s=timeout_s,
             traceparent=traceparent,
+            alone=state.target_deaths.runs_alone,
         ),
         draft_token_ids=codec.pack_ids(proposal.draft_token_ids),
         support_size=size,

@@ -15,9 +15,11 @@ from collections.abc import Callable
 from specserve.errors import (
     CacheMismatch,
     CapacityExhausted,
+    DeviceDied,
     Draining,
     ModelMismatch,
     PeerUnavailable,
+    PoisonRequest,
     Preempted,
     SessionNotFound,
     SpecServeError,
@@ -94,6 +96,7 @@ class TargetSession:
         Raises:
             PeerUnavailable: no target answered within the reopen timeout.
             ModelMismatch: the targets that could go on with the text are gone for good.
+            PoisonRequest: devices die of it.
             SpecServeError: the request itself cannot go on (NonFiniteLogits, InvalidProposal).
         """
         self._leave_draining()
@@ -112,6 +115,7 @@ class TargetSession:
                 if mismatches >= MAX_MISMATCHES:
                     self._state.target.reopen()
             except _MOVE as error:
+                self._blame(error)
                 if (left := self._departure.undo(error)) is not None:
                     self.close()
                     self._attachment = left
@@ -125,6 +129,7 @@ class TargetSession:
                 await self._leave(error, avoid)
             else:
                 self._departure.finish()
+                self._state.target_deaths.note_progress()
                 return scored
 
     async def next_token(self) -> Scored:
@@ -133,6 +138,7 @@ class TargetSession:
         Raises:
             PeerUnavailable: the replica was lost or is to be left; begin a new round from what is
                 committed.
+            PoisonRequest: devices die of it.
         """
         attachment = self._attachment
         if attachment is None:
@@ -148,6 +154,7 @@ class TargetSession:
                 # The stream was cut; the replica and what it holds may well be there still.
                 attachment.forget_call()
                 raise
+            self._blame(error)
             await self._leave(error, set())
             raise PeerUnavailable("target", str(error)) from error
 
@@ -222,6 +229,22 @@ class TargetSession:
             cached = min(scored.timing.cached_tokens, self._state.prompt_length)
             self.cached_prompt_tokens = max(self.cached_prompt_tokens, cached)
         return scored
+
+    def _blame(self, error: SpecServeError) -> None:
+        """Give the request up if devices die of it.
+
+        Raises:
+            PoisonRequest: they do.
+        """
+        if not isinstance(error, DeviceDied):
+            return
+        deaths = self._state.target_deaths
+        deaths.note_death(error.num_computed)
+        if deaths.is_proven:
+            poison = PoisonRequest(self._state.request_id, deaths.count)
+            logger.error("%s", poison)
+            self._pool.condemn(self._state.session_id)
+            raise poison from error
 
     async def _leave(self, error: SpecServeError, avoid: set[str]) -> None:
         """Give the session up here; the next attempt opens it anew, elsewhere where it can."""

@@ -9,18 +9,18 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from specserve.errors import PeerUnavailable, SpecServeError
 from specserve.model.device import Device
-from specserve.model.messages import EngineOutput
+from specserve.model.messages import CallFailed, EngineOutput
+from specserve.rpc.device_deaths import DeviceDeath, is_ill
 from specserve.rpc.progress import DeviceProgress
 
 logger = logging.getLogger(__name__)
 
-MAX_RESTARTS = 3
-"""More device deaths than this within RESTART_WINDOW_S, and the replica reports itself failed."""
-
 RESTART_WINDOW_S = 60.0
+"""A device is judged by the deaths of so long."""
 
 LOOKS = 8
 """How often a device is looked at in the time that it may stand still."""
@@ -35,7 +35,7 @@ class DeviceSupervisor:
         start_device: Callable[[], Awaitable[Device]],
         *,
         on_output: Callable[[EngineOutput], None],
-        on_death: Callable[[], None],
+        on_death: Callable[[frozenset[str]], None],
         is_working: Callable[[], bool],
         restart_s: float,
         clock: Callable[[], float] = time.monotonic,
@@ -43,6 +43,7 @@ class DeviceSupervisor:
         """Prepare.
 
         Args:
+            on_death: hears which sessions the device was about when it died.
             is_working: says whether the device has calls to answer.
             restart_s: how long it may stand still while it has.
         """
@@ -56,7 +57,9 @@ class DeviceSupervisor:
         self._restart_s = restart_s
         self._clock = clock
         self._device: Device | None = None
-        self._deaths: list[float] = []
+        self._deaths: list[DeviceDeath] = []
+        self._has_answered = False
+        """The running device has done some work."""
 
     @property
     def device(self) -> Device:
@@ -65,20 +68,37 @@ class DeviceSupervisor:
             raise PeerUnavailable(self._replica_id, "the device has not started")
         return self._device
 
+    def condemn(self, session_id: str) -> None:
+        """Blame a session for the deaths of devices that computed it: others died of it, too."""
+        self._deaths = [
+            replace(death, computed=frozenset({session_id}))
+            if session_id in death.computed
+            else death
+            for death in self._deaths
+        ]
+
     async def start(self) -> None:
         """Start the device; raises what its start-up raised."""
         self._device = await self._start_device()
-        self._device.on_output = self._on_output
+        self._has_answered = False
+        self._device.on_output = self._take_output
 
     async def watch(self) -> None:
         """Restart a device that died or hangs; returns when it did so too often, or in vain."""
         while True:
             why = await self._end_of(self.device)
             now = self._clock()
-            self._deaths = [t for t in self._deaths if now - t < RESTART_WINDOW_S] + [now]
-            logger.error("device of %s died: %s", self._replica_id, why)
-            self._on_death()
-            if len(self._deaths) > MAX_RESTARTS:
+            computed = self.device.computed
+            death = DeviceDeath(now, computed, self._has_answered)
+            self._deaths = [d for d in self._deaths if now - d.at < RESTART_WINDOW_S] + [death]
+            logger.error(
+                "device of %s died: %s; it computed %s",
+                self._replica_id,
+                why,
+                ", ".join(sorted(computed)) or "nothing",
+            )
+            self._on_death(computed)
+            if is_ill(self._deaths):
                 self.failure = f"the device died {len(self._deaths)} times, last: {why}"
                 return
             self.failure = f"the device is being restarted after: {why}"
@@ -89,6 +109,11 @@ class DeviceSupervisor:
                 self.failure = f"the device does not start again: {error}"
                 return
             self.failure = None
+
+    def _take_output(self, output: EngineOutput) -> None:
+        if not self._has_answered:
+            self._has_answered = any(not isinstance(r, CallFailed) for r in output.replies)
+        self._on_output(output)
 
     async def _end_of(self, device: Device) -> SpecServeError:
         """Wait until a device has died, or has stood still with work for too long; say why."""

@@ -144,6 +144,11 @@ class FrameLink(Generic[CallT, ReplyT]):
             self.sessions.discard(session_id)
             self._outbox.release(session_id)
 
+    def condemn(self, session_id: str) -> None:
+        """Say that devices die of a session, be it held there or not."""
+        self.sessions.discard(session_id)
+        self._outbox.release(session_id, is_poison=True)
+
     @property
     def num_pending(self) -> int:
         """Calls in flight."""

@@ -47,9 +47,9 @@ class LinkOutbox(Generic[CallT]):
         self._cancels.append(common_pb2.Cancel(call_id=call_id))
         self._wake.set()
 
-    def release(self, session_id: str) -> None:
-        """Say that a session is given up."""
-        self._releases.append(common_pb2.Release(session_id=session_id))
+    def release(self, session_id: str, *, is_poison: bool = False) -> None:
+        """Say that a session is given up, and maybe that devices die of it."""
+        self._releases.append(common_pb2.Release(session_id=session_id, is_poison=is_poison))
         self._wake.set()
 
     def beat(self) -> None:

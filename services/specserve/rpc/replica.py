@@ -17,7 +17,13 @@ from typing import Any
 
 import grpc
 
-from specserve.errors import Draining, PeerUnavailable, SessionNotFound, SpecServeError
+from specserve.errors import (
+    DeviceDied,
+    Draining,
+    PeerUnavailable,
+    SessionNotFound,
+    SpecServeError,
+)
 from specserve.model.device import Device
 from specserve.model.messages import CallFailed, Cancel, EngineLoad, EngineOutput, Release, Reply
 from specserve.rpc import codec
@@ -62,6 +68,9 @@ class ReplicaServer:
         )
         self._leases = Leases(lease_s, clock)
         self._streams: set[FrameStream] = set()
+        self._suspects: dict[str, int] = {}
+        """Sessions that the device computed when it died, and nobody waited for: what to tell them.
+        """
         self._num_held = 0
         """Sessions on the device by its last output."""
         self._stopping = asyncio.Event()
@@ -136,6 +145,8 @@ class ReplicaServer:
         for release in frame.releases:
             self._leases.end(release.session_id)
             self.device.send(Release(release.session_id))
+            if release.is_poison:
+                self._supervisor.condemn(release.session_id)
         for message in frame.calls:
             self._take_call(stream, message)
         for cancel in frame.cancels:
@@ -163,6 +174,8 @@ class ReplicaServer:
             failure = self.failure()
             if failure is not None:
                 raise PeerUnavailable(self._wire.span_name, failure)
+            if session.session_id in self._suspects:
+                raise DeviceDied(session.session_id, self._suspects.pop(session.session_id))
             if self.draining and session.session_id not in self._leases:
                 raise Draining(self.replica_id)
             number = self._calls.next_number()
@@ -207,11 +220,18 @@ class ReplicaServer:
             self._calls.forget(reply.call_id)
         return self._wire.pack_reply(reply, call.wire_call_id)
 
-    def _on_death(self) -> None:
-        """Forget what the device held; its callers hear so, and their streams live on."""
+    def _on_death(self, computed: frozenset[str]) -> None:
+        """Forget what the device held; its callers hear so, and their streams live on.
+
+        Args:
+            computed: the sessions that it was about.
+        """
         self._leases.clear()
+        self._suspects = dict.fromkeys(computed, len(computed))
         for call in self._calls.take_all():
-            error = SessionNotFound(call.session_id)
+            error: SpecServeError = SessionNotFound(call.session_id)
+            if self._suspects.pop(call.session_id, None) is not None:
+                error = DeviceDied(call.session_id, len(computed))
             call.stream.push(
                 self._wire.pack_failure(call.wire_call_id, call.session_id, call.step, error)
             )

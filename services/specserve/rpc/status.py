@@ -29,6 +29,7 @@ CODES: dict[type[errors.SpecServeError], grpc.StatusCode] = {
     errors.ContextOverflow: grpc.StatusCode.OUT_OF_RANGE,
     errors.InvalidProposal: grpc.StatusCode.INVALID_ARGUMENT,
     errors.SessionNotFound: grpc.StatusCode.NOT_FOUND,
+    errors.DeviceDied: grpc.StatusCode.NOT_FOUND,
     errors.CacheMismatch: grpc.StatusCode.FAILED_PRECONDITION,
     errors.StaleStep: grpc.StatusCode.ABORTED,
     errors.CapacityExhausted: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -37,6 +38,7 @@ CODES: dict[type[errors.SpecServeError], grpc.StatusCode] = {
     errors.DeadlineExpired: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.Draining: grpc.StatusCode.UNAVAILABLE,
     errors.NonFiniteLogits: grpc.StatusCode.INTERNAL,
+    errors.PoisonRequest: grpc.StatusCode.INTERNAL,
     errors.PeerUnavailable: grpc.StatusCode.UNAVAILABLE,
     errors.VocabularyMismatch: grpc.StatusCode.FAILED_PRECONDITION,
     errors.ModelMismatch: grpc.StatusCode.FAILED_PRECONDITION,
@@ -65,12 +67,14 @@ CODES[RemoteError] = grpc.StatusCode.UNKNOWN
 
 def to_call_error(error: errors.SpecServeError) -> common_pb2.CallError:
     """Put an error of one call into its reply."""
-    matching = error.matching_length if isinstance(error, errors.CacheMismatch) else 0
+    is_death = isinstance(error, errors.DeviceDied)
     return common_pb2.CallError(
         code=CODES[type(error)].value[0],
-        error=type(error).__name__,
+        # A peer of the version before knows the class above, and opens the session anew.
+        error=errors.SessionNotFound.__name__ if is_death else type(error).__name__,
         message=str(error)[:MAX_DETAIL_BYTES],
-        matching_length=matching,
+        matching_length=error.matching_length if isinstance(error, errors.CacheMismatch) else 0,
+        num_computed=error.num_computed if isinstance(error, errors.DeviceDied) else 0,
     )
 
 
@@ -81,6 +85,8 @@ def from_call_error(
     match error.error:
         case "CacheMismatch":
             return errors.CacheMismatch(error.matching_length, keep_length)
+        case "SessionNotFound" if error.num_computed:
+            return errors.DeviceDied(session_id, error.num_computed)
         case "SessionNotFound":
             return errors.SessionNotFound(session_id)
         case "Preempted":

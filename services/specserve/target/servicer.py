@@ -75,6 +75,7 @@ class TargetWire:
             draft_probs=probs,
             num_decode_steps=max(1, message.num_decode_steps),
             append_only=message.append_only,
+            alone=session.alone,
         )
 
     def pack_reply(self, reply: Reply, call_id: int) -> target_pb2.VerifyReply:

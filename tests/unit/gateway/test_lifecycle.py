@@ -142,6 +142,7 @@ async def test_a_slow_reader_holds_no_choice() -> None:
         (errors.Draining("o1"), 503, "draining"),
         (errors.DeadlineExpired("the request", 1.0), 504, "deadline_expired"),
         (errors.NonFiniteLogits("s", 0), 500, "non_finite_logits"),
+        (errors.PoisonRequest("r", 2), 500, "poison_request"),
         (errors.InvalidRequest("top_k", "no"), 400, None),
         (RemoteError("CapacityExhausted", 8, "KV blocks"), 503, "capacity_exhausted"),
         (RemoteError("Novelty", 8, "?"), 503, "capacity_exhausted"),

@@ -30,7 +30,7 @@ from specserve.model.messages import (
 )
 from specserve.rpc import codec
 from specserve.rpc.channel import MAX_FRAME_ITEMS
-from specserve.rpc.device_supervisor import MAX_RESTARTS
+from specserve.rpc.device_deaths import MAX_RESTARTS
 from specserve.rpc.replica import ReplicaServer
 from specserve.rpc.replica_service import ReplicaService
 from specserve.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc
@@ -49,6 +49,7 @@ class FakeDevice:
         self.num_looks = 0
         """Times that somebody asked for the load."""
         self.load = EngineLoad(8, 8, 0, 0, 0)
+        self.computed: frozenset[str] = frozenset()
         self.on_output: Any = None
         self.failed: asyncio.Future[SpecServeError] = asyncio.get_running_loop().create_future()
         self.sent: list[Message] = []
@@ -379,6 +380,28 @@ async def test_dead_device_is_restarted_and_its_calls_are_answered() -> None:
         assert not (await client.answered(3))[2].HasField("error")
 
 
+async def test_sessions_that_a_device_dies_with_are_told_so_and_no_others() -> None:
+    """Those in its last forward hear with how many, at once or with their next call; who waited
+    for one hears that its session is gone, in words that a peer of the version before knows."""
+    async with replica_setup() as setup:
+        client = setup.client()
+        for number, name in enumerate(("a", "b", "c"), 1):
+            asked = await setup.opened(client, name, number)
+        setup.device.reply(asked)  # nobody waits for c: it was drafted ahead for
+        await client.answered()
+        dead = setup.device
+        dead.computed = frozenset({"a", "c"})
+        dead.failed.set_result(PeerUnavailable("device", "exit code -9"))
+        told = {reply.call_id: reply.error for reply in (await client.answered(3))[1:]}
+        await eventually(lambda: setup.device is not dead, "restarted")
+        client.send(calls=[call("c", 4, step=2)])
+        told[4] = (await client.answered(4))[3].error
+        assert {error.error for error in told.values()} == {"SessionNotFound"}
+        assert {number: error.num_computed for number, error in told.items()} == {1: 2, 2: 0, 4: 2}
+        setup.device.reply(await setup.opened(client, "c", 5))
+        assert not (await client.answered(5))[4].HasField("error")
+
+
 async def test_device_that_hangs_with_calls_to_answer_is_started_anew() -> None:
     """One that stands still is ended, its calls hear so, and the next one serves."""
     async with replica_setup(RESTART_S) as setup:
@@ -438,6 +461,23 @@ async def test_device_that_keeps_dying_makes_the_replica_fail() -> None:
             )
         await eventually(setup.replica.failure, "it gave up")
         assert f"died {MAX_RESTARTS + 1} times" in (setup.replica.failure() or "")
+
+
+async def test_deaths_of_a_condemned_session_are_not_the_devices_own() -> None:
+    """A death in company is blamed on the one that another replica's device died of alone: its
+    orchestrator says so, before or after, and however often such requests come."""
+    async with replica_setup() as setup:
+        client = setup.client()
+        for number in range(2 * MAX_RESTARTS):
+            setup.now += 1.0
+            setup.device.reply(await setup.opened(client, f"good-{number}", 2 * number + 1))
+            setup.device.computed = frozenset({f"poison-{number}", f"other-{number}"})
+            setup.device.failed.set_result(PeerUnavailable("device", "again"))
+            await eventually(lambda n=number: len(setup.devices) == n + 2, "restarted")
+            await eventually(lambda: setup.replica.failure() is None, "it serves")
+            release = common_pb2.Release(session_id=f"poison-{number}", is_poison=True)
+            client.send(releases=[release])
+            await eventually(lambda: setup.device.released, "it was heard")
 
 
 async def test_device_that_does_not_start_again_makes_the_replica_fail() -> None:

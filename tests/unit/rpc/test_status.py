@@ -23,6 +23,8 @@ SAMPLES: dict[type[errors.SpecServeError], errors.SpecServeError] = {
         errors.DeadlineExpired("call", 1.5),
         errors.Draining("target-1"),
         errors.NonFiniteLogits("s", 2),
+        errors.DeviceDied("s", 3),
+        errors.PoisonRequest("r", 2),
         errors.PeerUnavailable("target", "gone"),
         errors.ModelMismatch("target-1", "weights a", "weights b"),
         errors.VocabularyMismatch(3, "'a'", "'b'"),
@@ -35,6 +37,7 @@ SAMPLES: dict[type[errors.SpecServeError], errors.SpecServeError] = {
 IN_CALLS = (
     errors.CacheMismatch,
     errors.SessionNotFound,
+    errors.DeviceDied,
     errors.Preempted,
     errors.StaleStep,
     errors.CapacityExhausted,
@@ -72,6 +75,8 @@ def test_call_error_comes_back_as_its_class(cls: type[errors.SpecServeError]) ->
     assert message.code == status.CODES[cls].value[0] != 0
     if isinstance(back, errors.CacheMismatch):
         assert (back.matching_length, back.keep_length) == (3, 5)
+    if isinstance(back, errors.DeviceDied):
+        assert back.args == ("s", 3)
     if isinstance(back, (errors.InvalidProposal, errors.InvalidRequest)):
         assert str(SAMPLES[cls]) in str(back)
     if isinstance(back, errors.InvalidRequest):

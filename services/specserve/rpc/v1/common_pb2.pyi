@@ -85,7 +85,7 @@ class SessionOpening(_message.Message):
     def __init__(self, sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., tenant_salt: _Optional[bytes] = ..., priority: _Optional[int] = ..., age_s: _Optional[float] = ...) -> None: ...
 
 class SessionCall(_message.Message):
-    __slots__ = ("call_id", "session_id", "epoch", "step", "keep_length", "keep_digest", "append_token_ids", "opening", "timeout_s", "traceparent")
+    __slots__ = ("call_id", "session_id", "epoch", "step", "keep_length", "keep_digest", "append_token_ids", "opening", "timeout_s", "traceparent", "alone")
     CALL_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -96,6 +96,7 @@ class SessionCall(_message.Message):
     OPENING_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    ALONE_FIELD_NUMBER: _ClassVar[int]
     call_id: int
     session_id: str
     epoch: int
@@ -106,7 +107,8 @@ class SessionCall(_message.Message):
     opening: SessionOpening
     timeout_s: float
     traceparent: str
-    def __init__(self, call_id: _Optional[int] = ..., session_id: _Optional[str] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., keep_length: _Optional[int] = ..., keep_digest: _Optional[int] = ..., append_token_ids: _Optional[bytes] = ..., opening: _Optional[_Union[SessionOpening, _Mapping]] = ..., timeout_s: _Optional[float] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    alone: bool
+    def __init__(self, call_id: _Optional[int] = ..., session_id: _Optional[str] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., keep_length: _Optional[int] = ..., keep_digest: _Optional[int] = ..., append_token_ids: _Optional[bytes] = ..., opening: _Optional[_Union[SessionOpening, _Mapping]] = ..., timeout_s: _Optional[float] = ..., traceparent: _Optional[str] = ..., alone: _Optional[bool] = ...) -> None: ...
 
 class Cancel(_message.Message):
     __slots__ = ("call_id",)
@@ -115,10 +117,12 @@ class Cancel(_message.Message):
     def __init__(self, call_id: _Optional[int] = ...) -> None: ...
 
 class Release(_message.Message):
-    __slots__ = ("session_id",)
+    __slots__ = ("session_id", "is_poison")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    IS_POISON_FIELD_NUMBER: _ClassVar[int]
     session_id: str
-    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+    is_poison: bool
+    def __init__(self, session_id: _Optional[str] = ..., is_poison: _Optional[bool] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("session_ids",)
@@ -171,16 +175,18 @@ class CallTiming(_message.Message):
     def __init__(self, queue_s: _Optional[float] = ..., forward_s: _Optional[float] = ..., batch_size: _Optional[int] = ..., rows: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., hidden_tokens: _Optional[int] = ..., hidden_s: _Optional[float] = ...) -> None: ...
 
 class CallError(_message.Message):
-    __slots__ = ("code", "error", "message", "matching_length")
+    __slots__ = ("code", "error", "message", "matching_length", "num_computed")
     CODE_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     MATCHING_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    NUM_COMPUTED_FIELD_NUMBER: _ClassVar[int]
     code: int
     error: str
     message: str
     matching_length: int
-    def __init__(self, code: _Optional[int] = ..., error: _Optional[str] = ..., message: _Optional[str] = ..., matching_length: _Optional[int] = ...) -> None: ...
+    num_computed: int
+    def __init__(self, code: _Optional[int] = ..., error: _Optional[str] = ..., message: _Optional[str] = ..., matching_length: _Optional[int] = ..., num_computed: _Optional[int] = ...) -> None: ...
 
 class GetModelRequest(_message.Message):
     __slots__ = ("include_token_table",)

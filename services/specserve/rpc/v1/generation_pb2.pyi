@@ -55,7 +55,7 @@ SPECULATION_MODE_ON: SpeculationMode
 SPECULATION_MODE_AUTO: SpeculationMode
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "committed_token_ids", "sampling", "max_tokens", "num_speculative_tokens_plus_one", "stop", "stop_token_ids", "ignore_eos", "tenant_salt", "priority", "timeout_s", "include_origins", "include_special_tokens", "speculative_method", "num_prompt_logprobs_plus_one", "num_prompt_logprobs_received", "target_identity", "for_verification", "include_provenance")
+    __slots__ = ("request_id", "prompt_token_ids", "committed_token_ids", "sampling", "max_tokens", "num_speculative_tokens_plus_one", "stop", "stop_token_ids", "ignore_eos", "tenant_salt", "priority", "timeout_s", "include_origins", "include_special_tokens", "speculative_method", "num_prompt_logprobs_plus_one", "num_prompt_logprobs_received", "target_identity", "for_verification", "include_provenance", "num_device_deaths")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -76,6 +76,7 @@ class GenerateRequest(_message.Message):
     TARGET_IDENTITY_FIELD_NUMBER: _ClassVar[int]
     FOR_VERIFICATION_FIELD_NUMBER: _ClassVar[int]
     INCLUDE_PROVENANCE_FIELD_NUMBER: _ClassVar[int]
+    NUM_DEVICE_DEATHS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_token_ids: bytes
     committed_token_ids: bytes
@@ -96,10 +97,11 @@ class GenerateRequest(_message.Message):
     target_identity: str
     for_verification: bool
     include_provenance: bool
-    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., committed_token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., num_speculative_tokens_plus_one: _Optional[int] = ..., stop: _Optional[_Iterable[bytes]] = ..., stop_token_ids: _Optional[bytes] = ..., ignore_eos: _Optional[bool] = ..., tenant_salt: _Optional[bytes] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., include_origins: _Optional[bool] = ..., include_special_tokens: _Optional[bool] = ..., speculative_method: _Optional[_Union[SpeculativeMethod, str]] = ..., num_prompt_logprobs_plus_one: _Optional[int] = ..., num_prompt_logprobs_received: _Optional[int] = ..., target_identity: _Optional[str] = ..., for_verification: _Optional[bool] = ..., include_provenance: _Optional[bool] = ...) -> None: ...
+    num_device_deaths: int
+    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., committed_token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., num_speculative_tokens_plus_one: _Optional[int] = ..., stop: _Optional[_Iterable[bytes]] = ..., stop_token_ids: _Optional[bytes] = ..., ignore_eos: _Optional[bool] = ..., tenant_salt: _Optional[bytes] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., include_origins: _Optional[bool] = ..., include_special_tokens: _Optional[bool] = ..., speculative_method: _Optional[_Union[SpeculativeMethod, str]] = ..., num_prompt_logprobs_plus_one: _Optional[int] = ..., num_prompt_logprobs_received: _Optional[int] = ..., target_identity: _Optional[str] = ..., for_verification: _Optional[bool] = ..., include_provenance: _Optional[bool] = ..., num_device_deaths: _Optional[int] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("token_ids", "text", "logprobs", "origins", "finish_reason", "stop_index_plus_one", "record", "per_round_drafted", "per_round_proposer", "prompt_logprobs", "target_identity", "provenance")
+    __slots__ = ("token_ids", "text", "logprobs", "origins", "finish_reason", "stop_index_plus_one", "record", "per_round_drafted", "per_round_proposer", "prompt_logprobs", "target_identity", "provenance", "num_device_deaths")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
@@ -112,6 +114,7 @@ class GenerateResponse(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TARGET_IDENTITY_FIELD_NUMBER: _ClassVar[int]
     PROVENANCE_FIELD_NUMBER: _ClassVar[int]
+    NUM_DEVICE_DEATHS_FIELD_NUMBER: _ClassVar[int]
     token_ids: bytes
     text: bytes
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
@@ -124,7 +127,8 @@ class GenerateResponse(_message.Message):
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
     target_identity: str
     provenance: _containers.RepeatedCompositeFieldContainer[BlockProvenance]
-    def __init__(self, token_ids: _Optional[bytes] = ..., text: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., origins: _Optional[_Iterable[_Union[TokenOrigin, str]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., stop_index_plus_one: _Optional[int] = ..., record: _Optional[_Union[SpeculationRecord, _Mapping]] = ..., per_round_drafted: _Optional[_Iterable[int]] = ..., per_round_proposer: _Optional[_Iterable[_Union[SpeculativeMethod, str]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., target_identity: _Optional[str] = ..., provenance: _Optional[_Iterable[_Union[BlockProvenance, _Mapping]]] = ...) -> None: ...
+    num_device_deaths: int
+    def __init__(self, token_ids: _Optional[bytes] = ..., text: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., origins: _Optional[_Iterable[_Union[TokenOrigin, str]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., stop_index_plus_one: _Optional[int] = ..., record: _Optional[_Union[SpeculationRecord, _Mapping]] = ..., per_round_drafted: _Optional[_Iterable[int]] = ..., per_round_proposer: _Optional[_Iterable[_Union[SpeculativeMethod, str]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., target_identity: _Optional[str] = ..., provenance: _Optional[_Iterable[_Union[BlockProvenance, _Mapping]]] = ..., num_device_deaths: _Optional[int] = ...) -> None: ...
 
 class BlockProvenance(_message.Message):
     __slots__ = ("round", "first_position", "num_tokens", "draft_replica_id", "draft_revision", "target_replica_id", "target_probs", "draft_probs")
