@@ -31,17 +31,12 @@ CLIENT_OPTIONS: list[tuple[str, Any]] = [
     *_COMMON,
     # A replica that comes back should be found in well under the lease.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    # So long an attempt may take, handshake and first frame included: of 100 ms a busy machine
+    # needs more, every attempt begins anew, and sessions are opened elsewhere that need not be.
+    ("grpc.min_reconnect_backoff_ms", 1_000),
     # One connection per channel: two links of a process never share a flow-control window.
     ("grpc.use_local_subchannel_pool", 1),
-]
-
-TLS_CLIENT_OPTIONS = [
-    *(option for option in CLIENT_OPTIONS if option[0] != "grpc.min_reconnect_backoff_ms"),
-    # So long an attempt may take, too, and a handshake takes longer than clear text: on a busy
-    # machine 100 ms were too few, and every attempt began anew.
-    ("grpc.min_reconnect_backoff_ms", 1_000),
 ]
 
 SERVER_OPTIONS = [
@@ -66,4 +61,4 @@ def open_channel(address: str, tls: MutualTls | None = None) -> grpc.aio.Channel
     """
     if tls is None:
         return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
-    return tls.channel(address, TLS_CLIENT_OPTIONS)
+    return tls.channel(address, CLIENT_OPTIONS)

@@ -20,6 +20,12 @@ from specserve.rpc.v1 import common_pb2, draft_pb2
 Pending = PendingCall[draft_pb2.ProposeCall, draft_pb2.ProposeReply]
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream comes back in time, however busy the machine is."""
+    monkeypatch.setattr(link_module, "RECONNECT_TIMEOUT_S", 60.0)
+
+
 @asynccontextmanager
 async def linked(
     address: str, *, heartbeat_s: float = 30.0, hang_s: float = 30.0, **fields: Callable[[], float]
