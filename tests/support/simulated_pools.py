@@ -125,6 +125,10 @@ class Simulation:
     sessions: Callable[[float], float]
     draft_share: Callable[[float], float]
     """Share of the sessions that could use a draft."""
+    is_measured: bool = False
+    """Whether what drafts are worth is known only by way of a running one."""
+    known_share: float = 1.0
+    """What is known of it."""
     seed: int = 1
     states: dict[str, PoolState] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)
@@ -139,13 +143,16 @@ class Simulation:
             now = step * LOOK_S
             live = self.sessions(now) * noise.next(LOOK_S)
             targets = self.target.tick(live, now, LOOK_S)
-            demand = live * self.draft_share(now)
+            if self.draft.num_running or not self.is_measured:
+                self.known_share = self.draft_share(now)
+            demand = live * self.known_share
             drafts = self.draft.tick(demand, now, LOOK_S)
             orchestrators: list[Report] = [
                 {
                     "num_running": live / 2,
                     "num_waiting": self.target.num_waiting / 2,
                     "draft_demand": demand / 2,
+                    "num_draftable": live / 2,
                 }
                 for _ in range(2)
             ]

@@ -88,8 +88,10 @@ def test_drafts_whose_tokens_are_never_accepted_are_not_demanded() -> None:
     """Nor are any where speculation is off; with a constant K each session counts whole."""
     useless = Learned(schedule="auto", num_accepted=0, draft_s=0.001)
     assert useless.control.draft_demand(2) == 0.0
+    assert useless.control.num_draftable == 2  # and may be tried on again
     constant = Learned(schedule="constant", num_accepted=0, draft_s=0.001)
     assert constant.control.draft_demand(2) == 2.0
+    assert constant.control.num_draftable == 0
     constant.control.switch(SpeculationMode.OFF)
     assert constant.control.draft_demand(2) == 0.0
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from specserve.autoscaling.demand import (
     wanted_targets,
 )
 from specserve.autoscaling.pools import PoolPlan, PoolState, PoolView, decide
+from specserve.autoscaling.probing import Probing, probe
 from specserve.autoscaling.serve_policy import PoolsPolicy, load_policy
 from specserve.autoscaling.settling import Bounds, Settled, settle
 from support.simulated_pools import DAY_S, SimulatedPool, Simulation, day
@@ -204,6 +206,76 @@ def test_drafts_come_and_go_with_what_targets_could_use() -> None:
     simulated.run(7200.0)
     assert simulated.draft.num_wanted == 0
     assert len({number for _, number in simulated.target.changes[1:]}) <= 3
+
+
+@pytest.mark.slow
+def test_drafts_that_are_worth_it_again_are_found_out() -> None:
+    """What they are worth shows on a running one alone. A trial finds it out: as many come then as
+    are wanted, and stay; and the targets never hear of it."""
+    simulated = simulation(
+        sessions=lambda now: 200.0,
+        draft_share=lambda now: 0.0 if now < 2 * 3600 else 0.7,
+        is_measured=True,
+    )
+    simulated.run(6 * 3600)
+    assert simulated.draft.num_wanted == 2, simulated.reasons
+    assert any(
+        reason.startswith("draft: 0 -> 1: none was worth it 3.0 h ago: one is tried again on")
+        for reason in simulated.reasons
+    )
+    assert len(simulated.target.changes) <= 3
+
+
+def tried(
+    until_s: float,
+    *,
+    num_draftable: float = 20.0,
+    kv_per_session: Callable[[float], float] = lambda now: 0.01,
+) -> list[tuple[float, str]]:
+    """Look every half minute at a pool of worthless drafts; when and why one was tried."""
+    state, num_replicas, found = Probing(), 0, []
+    for now in range(0, round(until_s), 30):
+        why, state = probe(
+            state,
+            wanted=0.0,
+            num_replicas=num_replicas,
+            num_draftable=num_draftable,
+            kv_per_session=kv_per_session(now),
+            now=now,
+        )
+        if why is not None and num_replicas == 0:
+            found.append((now / 3600, why))
+        num_replicas = int(why is not None)
+    return found
+
+
+def test_worthless_drafts_are_tried_again_rarely() -> None:
+    """After three hours, then six, then twelve, then once a day: each trial is 20 minutes."""
+    trials = [at for at, _ in tried(100 * 3600)]
+    assert trials == pytest.approx([3, 9.33, 21.67, 46, 70.33, 94.67], abs=0.1)
+
+
+def test_sessions_of_another_kind_are_tried_on_sooner() -> None:
+    """Twice the KV each, or half of it; not in the first half hour, nor for what comes and goes."""
+
+    def longer(now: float) -> float:
+        return 0.01 if now < 600 else 0.025
+
+    (at, why), *_ = tried(2 * 3600, kv_per_session=longer)
+    assert 0.5 <= at < 0.7
+    assert "sessions hold 2" in why
+
+    def spells(now: float) -> float:
+        return 0.03 if 1800 <= now % 3600 < 1920 else 0.01
+
+    (at, why), *_ = tried(4 * 3600, kv_per_session=spells)
+    assert at == pytest.approx(3, abs=0.1)
+
+
+@pytest.mark.parametrize("num_draftable", [0.0, 0.4])
+def test_no_draft_is_tried_where_nothing_could_be_found_out(num_draftable: float) -> None:
+    """Speculation is off, or K is set; or nobody is there."""
+    assert tried(100 * 3600, num_draftable=num_draftable) == []
 
 
 def test_recorded_load_on_a_draft_that_was_switched_off_for_its_slowness() -> None:

@@ -17,6 +17,7 @@ from specserve.autoscaling.demand import (
     wanted_drafts,
     wanted_targets,
 )
+from specserve.autoscaling.probing import Probing, probe
 from specserve.autoscaling.settling import Bounds, Settled, settle
 
 Report = Mapping[str, float]
@@ -40,6 +41,7 @@ class PoolState:
     at: float
     """When it was last looked at."""
     settled: Settled = field(default_factory=Settled)
+    probing: Probing = field(default_factory=Probing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +91,15 @@ def decide(
         if wanted is None:
             decisions[role] = Decision(view.num_wanted, "no reports yet")
             continue
+        probing = state.probing
+        if role == "draft":
+            why, probing = _probe(probing, wanted, view, views, now)
+            if why is not None:
+                wanted = Wanted(1.0, why)
         number, settled = settle(
             state.settled, wanted.num_replicas, view.num_wanted, plan.bounds, now
         )
-        after[role] = PoolState(limit, now, settled)
+        after[role] = PoolState(limit, now, settled, probing)
         decisions[role] = Decision(number, wanted.reason)
     return decisions, after
 
@@ -108,6 +115,22 @@ def load_of(reports: tuple[Report, ...]) -> PoolLoad:
         sum(report.get("kv_cache_usage", 0.0) for report in reports),
         sum(report.get("queue_s", 0.0) for report in reports) / number,
         sum(report.get("busy_share", 0.0) for report in reports) / number,
+    )
+
+
+def _probe(
+    state: Probing, wanted: Wanted, view: PoolView, views: Mapping[str, PoolView], now: float
+) -> tuple[str | None, Probing]:
+    """Say whether a draft is to be tried that nobody asks for, and why."""
+    orchestrators = views["orchestrator"].reports if "orchestrator" in views else ()
+    targets = load_of(views["target"].reports if "target" in views else ())
+    return probe(
+        state,
+        wanted=wanted.num_replicas,
+        num_replicas=view.num_wanted,
+        num_draftable=sum(item.get("num_draftable", 0.0) for item in orchestrators),
+        kv_per_session=targets.kv_used / targets.num_sessions if targets.num_sessions else 0.0,
+        now=now,
     )
 
 

@@ -141,6 +141,20 @@ class LengthControl:
             if method in DRAFT_MODEL_METHODS
         )
 
+    @property
+    def num_draftable(self) -> int:
+        """Running requests that would ask a draft if it were found worth it; 0 unless K is chosen.
+
+        Where speculation is switched off, or K is set, there is nothing to find out.
+        """
+        if self._mode is not SpeculationMode.AUTO:
+            return 0
+        return sum(
+            pool.num_requests
+            for method, pool in self._pools.items()
+            if method in DRAFT_MODEL_METHODS
+        )
+
     def _fast_share(self, method: SpeculativeMethod, num_sessions: int) -> float:
         """Return the K of rounds with a fast draft, as a share of the configured one."""
         speculative, pool = self.speculative, self._pools[method]

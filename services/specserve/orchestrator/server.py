@@ -101,6 +101,7 @@ class RunningOrchestrator:
             "num_running": float(self.servicer.num_running),
             "num_waiting": float(self.servicer.num_waiting),
             "draft_demand": self.length.draft_demand(round(self.pair.targets.mean_sessions)),
+            "num_draftable": float(self.length.num_draftable),
         }
 
 
