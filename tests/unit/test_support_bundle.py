@@ -38,6 +38,8 @@ KEY, STORED = make_key("alice")
             "max_tokens 3, api_key_file keys, bearer of news",
         ),
     ],
+    # Made anew in each of the workers, which would else not agree on the tests' names.
+    ids=["key", "line", "bearer", "url", "pem", "cut", "words", "quoted", "none"],
 )
 def test_secrets_are_taken_out(text: str, rest: str) -> None:
     redactor = Redactor(["correct horse", "correct", 'qu"ote\n', "", "pat"])
