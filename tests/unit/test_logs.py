@@ -6,8 +6,16 @@ import asyncio
 import json
 import logging
 
+import pytest
+
+from specserve.errors import ConfigurationError
 from specserve.telemetry import TraceContext
-from specserve.telemetry.logs import JsonFormatter, enter_request
+from specserve.telemetry.logs import (
+    FORMAT,
+    JsonFormatter,
+    configure_from_environment,
+    enter_request,
+)
 
 
 async def test_each_line_belongs_to_the_request_of_its_task() -> None:
@@ -42,3 +50,23 @@ async def test_each_line_belongs_to_the_request_of_its_task() -> None:
             assert "request_id" not in line
             assert "trace_id" not in line
         assert line["level"] == "INFO"
+
+
+def test_a_replica_logs_as_its_environment_says(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """JSON once it is asked for, each line once; what else is asked for is refused by name."""
+    logger = logging.getLogger("specserve")
+    monkeypatch.setattr(logger, "handlers", [])
+    monkeypatch.setattr(logger, "propagate", True)
+    configure_from_environment()
+    assert logger.handlers == []
+    monkeypatch.setenv(FORMAT, "json")
+    for _ in range(2):
+        configure_from_environment()
+    logging.getLogger("specserve.somewhere").warning("the %s", "line")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert json.loads(line)["message"] == "the line"
+    monkeypatch.setenv(FORMAT, "yaml")
+    with pytest.raises(ConfigurationError, match=FORMAT):
+        configure_from_environment()

@@ -31,6 +31,7 @@ from specserve.rpc.serve_hooks import (
     watch_pools,
 )
 from specserve.rpc.tls import MutualTls
+from specserve.telemetry.logs import configure_from_environment
 
 
 @serve.deployment(name="gateway")
@@ -41,6 +42,7 @@ class GatewayDeployment:
     async def __init__(  # type: ignore[misc] # Serve awaits it
         self, config: GatewayConfig, target: EngineConfig, orchestrator: DeploymentHandle[Any]
     ) -> None:
+        configure_from_environment()
         self._tracing = telemetry.start_tracing("specserve-gateway")
         self._tokenizer = await asyncio.to_thread(load_tokenizer, target)
         self._config = config

@@ -23,6 +23,7 @@ from specserve.rpc.serve_hooks import (
     view_of,
     watch_pools,
 )
+from specserve.telemetry.logs import configure_from_environment
 
 
 @serve.deployment(name="orchestrator")
@@ -37,6 +38,7 @@ class OrchestratorDeployment(ServiceReplica):
         target: DeploymentHandle[Any],
         draft: DeploymentHandle[Any] | None,
     ) -> None:
+        configure_from_environment()
         rank = serve.get_replica_context().rank
         server = placed_server(config.server, rank.local_rank if rank is not None else 0)
         config = config.model_copy(update={"server": server})

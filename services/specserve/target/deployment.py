@@ -9,6 +9,7 @@ from specserve.config import TargetConfig
 from specserve.rpc.placement import placed
 from specserve.rpc.serve_hooks import ServiceReplica
 from specserve.target.server import start_target
+from specserve.telemetry.logs import configure_from_environment
 
 
 @serve.deployment(name="target")
@@ -20,6 +21,7 @@ class TargetDeployment(ServiceReplica):
     async def __init__(  # type: ignore[misc] # Serve awaits it
         self, config: TargetConfig
     ) -> None:
+        configure_from_environment()
         rank = serve.get_replica_context().rank
         local_rank = rank.local_rank if rank is not None else 0
         num_cpus = ray.get_runtime_context().get_assigned_resources().get("CPU", 0)

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from contextvars import ContextVar
 from datetime import UTC, datetime
 
+from specserve.errors import ConfigurationError
 from specserve.telemetry.context import TraceContext
+
+FORMAT = "SPECSERVE_LOG_FORMAT"
+"""json: replicas under Ray Serve, whose command line nobody writes, log as `--log-format json`."""
 
 _REQUEST: ContextVar[tuple[str, TraceContext] | None] = ContextVar("request", default=None)
 
@@ -41,3 +46,22 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
         return json.dumps(fields, ensure_ascii=False)
+
+
+def configure_from_environment() -> None:
+    """Write this package's lines to stderr as JSON, where SPECSERVE_LOG_FORMAT asks for it.
+
+    Raises:
+        ConfigurationError: it asks for something else.
+    """
+    form = os.environ.get(FORMAT) or "text"
+    if form not in ("text", "json"):
+        raise ConfigurationError(f"{FORMAT}: found {form!r}, wanted text or json")
+    logger = logging.getLogger("specserve")
+    if form == "text" or logger.handlers:
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter())
+    logger.addHandler(handler)
+    # Whoever owns the process may have a handler on the root: no line twice.
+    logger.propagate = False
