@@ -31,7 +31,7 @@ class Prediction:
     by_k: tuple[float, ...]
     """[max_k + 1] speedup over K = 0 by the cost model; entry 0 is 1."""
     k: int
-    """The K that most rounds had."""
+    """The K that most rounds asked for; a draft that stops short of it gives fewer."""
 
     @property
     def at_k(self) -> float:
@@ -69,7 +69,7 @@ def predict(views: Sequence[RequestView], figures: Figures) -> Prediction:
         if not one.num_draft_tokens:
             model.observe_plain(_plain_timing(one, verify), at)
             continue
-        ks.append(one.num_draft_tokens)
+        ks.append(one.num_speculative_tokens)
         if draft is not None:
             draft_batches.append(draft.batch_size)
         model.observe_round(_round_timing(one, draft, verify), Load(1, 1, 0), at)

@@ -53,7 +53,8 @@ class Symptoms:
         rule = AcceptanceRule.COUPLED if temperature else AcceptanceRule.GREEDY
         sampling = SamplingParams(rule, SEED + index, 0, temperature=temperature)
         name = f"{self._run}-{kind}-{index}"
-        return Job(name, ids, sampling, MAX_TOKENS, ignore_eos=True)
+        # What comes behind a model's own end is guessed worse than any text that people ask for.
+        return Job(name, ids, sampling, MAX_TOKENS)
 
     async def run(self) -> Probes:
         """Run all of them, one after the other."""
