@@ -38,7 +38,7 @@ from specserve.gateway.requests import parse_body
 from specserve.gateway.shaping import as_event, padded, shaped
 from specserve.gateway.tenants import Tenant, key_tenant, resolve_tenant
 from specserve.telemetry import Tracing
-from specserve.telemetry.logs import enter_request
+from specserve.telemetry.logs import enter_request, leave_request
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class GenerationAnswer(Response, Generic[BodyT]):
         observer = RequestObserver(
             self._endpoint.operation, request.headers, services.metrics, services.tracing
         )
-        enter_request(self._header_id, observer.context)
+        entered = enter_request(self._header_id, observer.context)
         error: BaseException | None = None
         try:
             with services.drain.running():
@@ -122,6 +122,7 @@ class GenerationAnswer(Response, Generic[BodyT]):
             raise
         finally:
             observer.end(error)
+            leave_request(entered)
 
     async def _answer(
         self, raw: bytes, tenant: Tenant, observer: RequestObserver, send: Send

@@ -18,7 +18,7 @@ from specserve.orchestrator.round_note import RoundNote
 from specserve.rpc import codec
 from specserve.rpc.v1 import generation_pb2, requests_pb2
 from specserve.telemetry import TraceContext, Tracing
-from specserve.telemetry.logs import enter_request
+from specserve.telemetry.logs import enter_request, leave_request
 
 
 class LoggedRequest:
@@ -106,7 +106,7 @@ class RequestLog:
         """
         spans = RequestSpans(self._tracing, parent, request.request_id, attempt)
         context = spans.context
-        enter_request(request.request_id, context)
+        entered = enter_request(request.request_id, context)
         kept: KeptRequest
 
         def on_round(note: RoundNote) -> None:
@@ -142,3 +142,4 @@ class RequestLog:
             record = logged.summary()
             self._counts.on_end(record, trace.first_token_s, context)
             spans.end(record, kept.rounds, trace)
+            leave_request(entered)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from datetime import UTC, datetime
 
 from specserve.errors import ConfigurationError
@@ -21,9 +21,17 @@ FORMAT = "SPECSERVE_LOG_FORMAT"
 _REQUEST: ContextVar[tuple[str, TraceContext] | None] = ContextVar("request", default=None)
 
 
-def enter_request(request_id: str, context: TraceContext) -> None:
+Entered = Token[tuple[str, TraceContext] | None]
+
+
+def enter_request(request_id: str, context: TraceContext) -> Entered:
     """Let the log lines of this task, and of those it starts, carry a request's id and trace."""
-    _REQUEST.set((request_id, context))
+    return _REQUEST.set((request_id, context))
+
+
+def leave_request(entered: Entered) -> None:
+    """Let the lines of this task be no request's any more."""
+    _REQUEST.reset(entered)
 
 
 class JsonFormatter(logging.Formatter):
