@@ -38,6 +38,7 @@ AUDIT_TOOLS := pip-audit==2.10.1 cyclonedx-bom==7.5.0
 # 220 MB with packages of its own.
 POLICY := .checkov
 POLICY_TOOLS := checkov==3.3.30
+DOCS := .docs
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 # Straight from the checkout: a machine lent for minutes has no time for a set-up.
@@ -49,7 +50,7 @@ TEST_DIRS := tests/integration tests/distribution tests/deploy tests/contract te
 # Two files at a time, a processor each: most of a long test is waiting for processes that it started.
 PYTEST_FLAGS := -q --durations=15 --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo serve test check format protos bench verify parity distribution faults matrix fuzz reference render validate policy install-check pin-digests audit docs-check chaos rehearsal scale console-check gpu-check clean
+.PHONY: help setup demo serve test check format protos bench verify parity distribution faults matrix fuzz reference render validate policy install-check pin-digests audit docs docs-check chaos rehearsal scale console-check gpu-check clean
 
 help: ## List the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -130,6 +131,9 @@ chaos: $(INSTALLED) ## Break processes under load and check every token; CHAOS_S
 audit: $(INSTALLED) $(AUDIT)/.installed ## Known vulnerabilities and a bill of materials (sbom.cdx.json); ARGS=--offline: the bill alone
 	$(AUDIT)/bin/python deploy/audit.py --python $(BIN)/python $(ARGS)
 
+docs: $(DOCS)/.installed ## Build the pages of docs/ as a site in build/docs; a dead link is an error
+	$(DOCS)/bin/mkdocs build
+
 docs-check: $(INSTALLED) ## Links, files, commands, flags and metrics that the documents name (make test does it, too)
 	$(BIN)/python -m pytest -q tests/unit/test_documents.py
 
@@ -148,7 +152,7 @@ gpu-check: ## Check exactness and speed on a GPU, in minutes; needs no set-up, n
 	PYTHONPATH="services$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PYTHON) -m specserve.tools.gpu_check $(ARGS)
 
 clean: ## Remove what the other verbs made here: .venv, node_modules, caches, builds
-	rm -rf $(VENV) $(AUDIT) $(POLICY) sbom.cdx.json node_modules dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(AUDIT) $(POLICY) $(DOCS) sbom.cdx.json node_modules dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find services tests protos -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Torch first and by itself, so that the index chosen for it serves nothing else. The constraints
@@ -166,6 +170,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 $(POLICY)/.installed: Makefile
 	$(PYTHON) -m venv $(POLICY)
 	$(POLICY)/bin/python -m pip install $(PIP_ARGS) $(POLICY_TOOLS)
+	touch $@
+
+$(DOCS)/.installed: Makefile constraints.txt
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install $(PIP_ARGS) -c constraints.txt mkdocs
 	touch $@
 
 $(AUDIT)/.installed: Makefile
