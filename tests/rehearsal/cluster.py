@@ -44,12 +44,14 @@ def scaled_settings(num_speculative_tokens: int = 4) -> str:
     for old, added in (
         ("speculative: {", f"num_speculative_tokens: {num_speculative_tokens}, "),
         ("target_pool: {", f"autoscaling: {{{scaled}}}, "),
+        # A target takes its time to load on a busy machine, and the only one is replaced.
+        ("gateway: {", "request_timeout_s: 300, "),
         ("orchestrator_pool: {", "num_replicas: 2, "),
         ("gateway_pool: {", "num_replicas: 2, "),
     ):
         assert text.count(old) == 1
         text = text.replace(old, old + added)
-    return text
+    return text + "orchestrator: {reopen_timeout_s: 180}\n"
 
 
 def rendered(text: str) -> dict[str, Any]:
@@ -90,6 +92,23 @@ class Cluster:
         self.pods[name] = pod
         return pod
 
+    def join(self, name: str, group: str) -> Pod:
+        """Add a node, and wait until it is one of the cluster's.
+
+        A node that Ray gives up on, as it does on a machine too busy to start one in time, is
+        replaced, as KubeRay's operator replaces a pod that has ended.
+        """
+        self.add(name, group)
+
+        def has_joined() -> bool:
+            if self.pods[name].has_ended(0.1):
+                self.pods[name].remove()
+                self.add(name, group)
+            return self.pods[name].address in self.addresses()
+
+        until(has_joined, f"{name} joins", self)
+        return self.pods[name]
+
     def state_in_redis(self, password: str) -> Mapping[str, str]:
         """Return what KubeRay sets in a head's pod for `gcsFaultToleranceOptions`."""
         if self._redis_address is None:
@@ -107,11 +126,11 @@ class Cluster:
         answer = self.dashboard.put(path, json=config)
         assert answer.status_code == 200, answer.text
 
-    def nodes(self) -> int:
-        """Count the nodes that are alive."""
+    def addresses(self) -> set[str]:
+        """Return the addresses of the nodes that are alive."""
         answer = self.dashboard.get("/api/v0/nodes", params={"limit": 100}).json()
         nodes = answer["data"]["result"]["result"]
-        return sum(node["state"] == "ALIVE" for node in nodes)
+        return {node["node_ip"] for node in nodes if node["state"] == "ALIVE"}
 
     def application(self) -> dict[str, Any]:
         """Return what Serve says of the application."""

@@ -140,8 +140,7 @@ def test_pod_that_ends_hands_its_work_over_first_B209(cluster: Cluster) -> None:
     with cluster.gateway() as client:
         whole = complete(client, max_tokens=3000)["choices"][0]["text"]
     leaving = cluster.pods["target-0"]
-    spare = cluster.add("target-1", "target")
-    until(lambda: cluster.nodes() == 6, "the second target's node", cluster)
+    spare = cluster.join("target-1", "target")
     # B208: no proxy where there is no replica, so that the autoscaler sees an idle node as one.
     assert serving(names_in(spare)) == []
     texts: list[str] = []
@@ -198,7 +197,7 @@ def test_targets_follow_their_load_and_outlive_a_node(cluster: Cluster, load: Lo
 
     load.keep(6)
     until(lambda: wanted() == 2, "a second target is wanted", cluster)
-    cluster.add("target-2", "target")  # as the autoscaler has KubeRay do
+    cluster.join("target-2", "target")  # as the autoscaler has KubeRay do
     until(lambda: len(cluster.replicas("target")) == 2, "two targets", cluster)
     nodes = {replica["node_ip"] for replica in cluster.replicas("target")}
     assert nodes == {cluster.pods[name].address for name in ("target-1", "target-2")}
@@ -270,6 +269,7 @@ def test_a_head_that_comes_back_finds_its_cluster_in_redis_B197(
     path = "/api/serve/applications/"
     until(lambda: answers(cluster.dashboard, path), "the head's dashboard", cluster)
     until(lambda: cluster.application().get("status") == "RUNNING", "the application", cluster)
+    load.stop()
     cluster.deploy(rendered(scaled_settings(num_speculative_tokens=3)))
     with cluster.gateway() as client:
         until(

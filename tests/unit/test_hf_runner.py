@@ -359,6 +359,8 @@ def test_load_runner_puts_it_together(saved, tmp_path):
     assert toy.info.vocab_size == 8
     with pytest.raises(ModelUnavailable, match="neither a directory nor a hub id"):
         load_runner(EngineConfig(model="nowhere"))
+    with pytest.raises(ModelUnavailable, match="models pull --link-dir /no/such` lays"):
+        load_runner(EngineConfig(model="/no/such/target"))
 
 
 def test_devices_and_number_types():

@@ -27,7 +27,12 @@ def resolve_model_dir(model: str, revision: str | None, trust_remote_code: bool)
     if path.is_dir():
         return path
     if path.is_absolute() or model.count("/") != 1:
-        raise ModelUnavailable(f"{model} is neither a directory nor a hub id (owner/name)")
+        hint = ""
+        if path.name in ("target", "draft"):  # the names that settings of a cluster have
+            hint = (
+                f"; `specserve models pull --link-dir {path.parent}` lays the embedded pair there"
+            )
+        raise ModelUnavailable(f"{model} is neither a directory nor a hub id (owner/name){hint}")
     patterns = [*_HUB_FILES, "*.py"] if trust_remote_code else list(_HUB_FILES)
     try:
         return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
