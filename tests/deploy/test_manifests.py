@@ -825,20 +825,59 @@ def test_kuberays_schema_finds_a_fault(
     assert any(words in problem for problem in found), found
 
 
+SPOILT_FILES = [
+    # file, what is found there, what it becomes, the overlay that uses it, words of the complaint
+    ("base/rayservice.yaml", "groupName: draft", "groupName: drafts", "gpu-small", "test failed"),
+    ("base/kustomization.yaml", "- namespace.yaml", "- namespaces.yaml", "gpu-small", "kustomize"),
+    ("base/namespace.yaml", "kind: Namespace", "kind: Namespaze", "gpu-small", "Namespaze"),
+    ("base/network-policies.yaml", "policyTypes", "policyType", "gpu-small", "policyType"),
+    ("base/pod-disruption-budgets.yaml", "minAvail", "minAvai", "gpu-small", "minAvaiable"),
+    ("components/api-keys/kustomization.yaml", "mount.yaml", "mounts.yaml", "gpu-pools", "kustom"),
+    ("components/api-keys/mount.yaml", "/etc/specserve/keys", "/etc/keys", "gpu-pools", "api_keys"),
+    ("components/mtls/authority.yaml", "isCA: true", "isCA: false", "gpu-pools", "certificates"),
+    ("components/mtls/certificate.yaml", "dnsNames", "dnsName", "gpu-pools", "dnsName"),
+    ("components/mtls/kustomization.yaml", "- authority.yaml", "", "gpu-pools", "certificates"),
+    ("components/mtls/mount.yaml", "readOnly: true", "readOnly: 1", "gpu-pools", "readOnly"),
+    (
+        *("components/observability/kustomization.yaml", "- network-policies.yaml", ""),
+        *("gpu-small", "connections"),
+    ),
+    ("components/observability/network-policies.yaml", "4317", "4318", "gpu-small", "4317"),
+    ("components/observability/pod-monitor.yaml", "engine-m", "motor-m", "gpu-small", "monitored"),
+    ("components/observability/trace.yaml", "value: draft", "value: x", "gpu-small", "test failed"),
+    ("overlays/cpu-embedded/groups.yaml", "op: remove", "op: move", "cpu-embedded", "kustomize"),
+    ("overlays/cpu-embedded/kustomization.yaml", "- pull.yaml", "", "cpu-embedded", "hub:443"),
+    ("overlays/cpu-embedded/pull.yaml", "port: 443", "port: 80", "cpu-embedded", "hub:443"),
+    ("overlays/cpu-embedded/serve-config.yaml", "\n  args", "\n  arg", "cpu-embedded", "arg"),
+    (
+        *("overlays/gpu-pools/groups.yaml", "minReplicas, value: 4", "minReplicas, value: 44"),
+        *("gpu-pools", "minReplicas 44"),
+    ),
+    (
+        *("overlays/gpu-pools/kustomization.yaml", "- ../../components/mtls", ""),
+        *("gpu-pools", "mutual_tls"),
+    ),
+    ("overlays/gpu-pools/serve-config.yaml", "num_gpus: 1", "num_gpus: 2", "gpu-pools", "a pod of"),
+    ("overlays/gpu-small/groups.yaml", "Specs/1/", "Specs/7/", "gpu-small", "kustomize"),
+    ("overlays/gpu-small/kustomization.yaml", "- ../../base", "- ../base", "gpu-small", "kustom"),
+    ("overlays/gpu-small/serve-config.yaml", "num_gpus: 1", "num_gpus: 2", "gpu-small", "a pod of"),
+]
+
+
+def test_every_file_has_a_spoilt_copy() -> None:
+    """But for settings, which the rendered file is compared with, alert rules, which promtool and
+    the other copy check, and the folder of models, which is no cluster."""
+    elsewhere = {"specserve.yaml", "rules.yaml"}
+    files = {
+        str(path.relative_to(K8S)) for path in K8S.rglob("*.yaml") if path.name not in elsewhere
+    }
+
+    assert {file for file, *_ in SPOILT_FILES} == {f for f in files if not f.startswith("models/")}
+
+
 @pytest.mark.parametrize(
-    ("file", "old", "new", "words"),
-    [
-        ("base/rayservice.yaml", "groupName: draft", "groupName: drafts", "test failed"),
-        ("base/kustomization.yaml", "- namespace.yaml", "- namespaces.yaml", "kustomize: "),
-        (
-            "overlays/gpu-small/groups.yaml",
-            "workerGroupSpecs/1/",
-            "workerGroupSpecs/7/",
-            "kustomize: ",
-        ),
-        ("overlays/gpu-small/serve-config.yaml", "num_gpus: 1.0", "num_gpus: 2.0", "a pod of"),
-        ("base/pod-disruption-budgets.yaml", "minAvailable", "minAvailible", "minAvailible"),
-    ],
+    ("file", "old", "new", "overlay", "words"),
+    [pytest.param(*row, id=row[0]) for row in SPOILT_FILES],
 )
 def test_make_validate_finds_a_fault_in_a_file(
     tmp_path: Path,
@@ -846,6 +885,7 @@ def test_make_validate_finds_a_fault_in_a_file(
     file: str,
     old: str,
     new: str,
+    overlay: str,
     words: str,
 ) -> None:
     """The command itself: exit code 1 and the complaint for a spoilt copy."""
@@ -855,8 +895,33 @@ def test_make_validate_finds_a_fault_in_a_file(
     assert old in text
     (copied / file).write_text(text.replace(old, new), encoding="utf-8")
 
-    assert main([str(copied / "overlays" / "gpu-small")]) == 1
+    assert main([str(copied / "overlays" / overlay)]) == 1
     assert words in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("kustomization.yaml", "- volume.yaml", "- volumes.yaml"),
+        ("pull.yaml", "backoffLimit", "backofLimit"),
+        ("volume.yaml", "accessModes", "accessMode"),
+    ],
+)
+def test_a_fault_in_the_folder_of_models_is_found(
+    tmp_path: Path, file: str, old: str, new: str
+) -> None:
+    shutil.copytree(K8S / "models", tmp_path / "models")
+    path = tmp_path / "models" / file
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new), encoding="utf-8")
+
+    try:
+        found = list(kubernetes_problems(build(tmp_path / "models")))
+    except BuildFailure as error:
+        found = [str(error)]
+
+    assert found
 
 
 def test_folder_that_is_none_is_refused() -> None:
