@@ -565,6 +565,11 @@ SABOTAGE: list[tuple[str, str, Spoil]] = [
     ),
     (
         "monitored_ports",
+        "target: no PodMonitor reads",
+        lambda d: _monitor(d, "specserve")["spec"]["podMetricsEndpoints"].pop(1),
+    ),
+    (
+        "monitored_ports",
         "no pod has a port engine",
         lambda d: _monitor(d, "specserve")["spec"]["podMetricsEndpoints"].append(
             {"port": "engine"}
@@ -843,7 +848,7 @@ SPOILT_FILES = [
         *("gpu-small", "connections"),
     ),
     ("components/observability/network-policies.yaml", "4317", "4318", "gpu-small", "4317"),
-    ("components/observability/pod-monitor.yaml", "engine-m", "motor-m", "gpu-small", "monitored"),
+    ("components/observability/pod-monitor.yaml", "engine-me", "me", "gpu-small", "monitored"),
     ("components/observability/trace.yaml", "value: draft", "value: x", "gpu-small", "test failed"),
     ("overlays/cpu-embedded/groups.yaml", "op: remove", "op: move", "cpu-embedded", "kustomize"),
     ("overlays/cpu-embedded/kustomization.yaml", "- pull.yaml", "", "cpu-embedded", "hub:443"),

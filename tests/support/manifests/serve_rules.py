@@ -218,6 +218,25 @@ def monitored_ports(manifests: Manifests) -> Iterator[str]:
             ports = {p["name"] for g in pods for p in g.ray_container.get("ports") or []}
             if endpoint.get("port") not in ports:
                 yield f"{name}: no pod has a port {endpoint.get('port')}"
+    yield from _unwatched(manifests)
+
+
+def _unwatched(manifests: Manifests) -> Iterator[str]:
+    """Where pods are watched at all, every group's metrics of ours are."""
+    watched = [
+        (spec["selector"]["matchLabels"].items(), {one.get("port") for one in endpoints})
+        for spec in (monitor["spec"] for monitor in manifests.of_kind("PodMonitor"))
+        for endpoints in [spec["podMetricsEndpoints"]]
+        if spec["selector"].get("matchLabels")
+    ]
+    for group in manifests.workers if watched else []:
+        for port in group.ray_container.get("ports") or []:
+            seen = any(
+                labels <= group.labels.items() and port["name"] in ports
+                for labels, ports in watched
+            )
+            if port["name"] == "engine-metrics" and not seen:
+                yield f"{group.name}: no PodMonitor reads its port engine-metrics"
 
 
 SERVE_RULES: tuple[Rule, ...] = (
