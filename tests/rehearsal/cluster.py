@@ -95,18 +95,23 @@ class Cluster:
     def join(self, name: str, group: str) -> Pod:
         """Add a node, and wait until it is one of the cluster's.
 
-        A node that Ray gives up on, as it does on a machine too busy to start one in time, is
-        replaced, as KubeRay's operator replaces a pod that has ended.
+        Ray gives a node up that does not start in 30 s, as on a busy machine; it is replaced, as
+        KubeRay's operator replaces a pod that has ended.
         """
         self.add(name, group)
 
         def has_joined() -> bool:
-            if self.pods[name].has_ended(0.1):
-                self.pods[name].remove()
+            pod = self.pods[name]
+            if pod.has_ended(0.1):
+                pod.remove()
                 self.add(name, group)
-            return self.pods[name].address in self.addresses()
+                return False
+            try:
+                return pod.address in self.addresses()
+            except (httpx.HTTPError, LookupError, ValueError):
+                return False  # it is the head that is awaited
 
-        until(has_joined, f"{name} joins", self)
+        until(has_joined, f"{name} joins", self, within_s=2 * START_TIMEOUT_S)
         return self.pods[name]
 
     def state_in_redis(self, password: str) -> Mapping[str, str]:

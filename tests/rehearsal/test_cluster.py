@@ -195,7 +195,7 @@ def test_targets_follow_their_load_and_outlive_a_node(cluster: Cluster, load: Lo
     def wanted() -> int:
         return int(cluster.application()["deployments"]["target"]["target_num_replicas"])
 
-    load.keep(6)
+    load.keep(3)  # more than the 1.9 that one is to have
     until(lambda: wanted() == 2, "a second target is wanted", cluster)
     cluster.join("target-2", "target")  # as the autoscaler has KubeRay do
     until(lambda: len(cluster.replicas("target")) == 2, "two targets", cluster)
@@ -264,7 +264,7 @@ def test_a_head_that_comes_back_finds_its_cluster_in_redis_B197(
         wrong.remove()
     assert "WRONGPASS" in wrong.log.read_text()
 
-    cluster.add("head", "head")
+    cluster.join("head", "head")
 
     path = "/api/serve/applications/"
     until(lambda: answers(cluster.dashboard, path), "the head's dashboard", cluster)
