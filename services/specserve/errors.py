@@ -90,7 +90,7 @@ class SessionNotFound(SpecServeError):
 
 
 class DeviceDied(SessionNotFound):
-    """The session went with a device that died while it computed it, maybe of it."""
+    """The session went with a device that died or hung while it computed it, maybe of it."""
 
     def __init__(self, session_id: str, num_computed: int) -> None:
         SpecServeError.__init__(self, session_id, num_computed)
@@ -99,7 +99,7 @@ class DeviceDied(SessionNotFound):
 
     def __str__(self) -> str:
         return (
-            f"the device died while it computed session {self.session_id} "
+            f"the device died, or hangs, in a forward of session {self.session_id} "
             f"and {self.num_computed - 1} others"
         )
 
@@ -233,8 +233,8 @@ class PoisonRequest(SpecServeError):
 
     def __str__(self) -> str:
         return (
-            f"request {self.request_id} was given up: {self.num_deaths} devices died while they "
-            "computed it, the last one while it computed nothing else"
+            f"request {self.request_id} was given up: {self.num_deaths} devices died or hung while "
+            "they computed it, the last one while it computed nothing else"
         )
 
 

@@ -21,7 +21,7 @@ from chaos.faults import FAULTS
 from chaos.members import Timing
 from chaos.plan import draw
 from chaos.served import SERVE_FAULTS, run_served, served_cluster
-from chaos.stage import NUM_FAULTS_AT_ONCE, requests_from, run_stage
+from chaos.stage import requests_from, run_stage
 from chaos.tally import Tally
 from chaos.workload import make_request
 from specserve.rpc.link import RECONNECT_TIMEOUT_S
@@ -42,6 +42,8 @@ TARGET_LOSSES = (
     "target device hangs",
     "target back with old sessions",
 )
+LOSSES_IN_A_ROW = 3
+"""Targets that a stream may lose one after the other before it goes on: all there are."""
 PREFILL_S = 3.0
 """To read the longest prompt of the load anew, and to be served among the others that do."""
 
@@ -49,9 +51,9 @@ PREFILL_S = 3.0
 def pause_bound_s(timing: Timing) -> float:
     """Return the longest pause after a target's loss: found out, and read anew elsewhere.
 
-    As often as faults may follow one another: the next target may be lost as well.
+    As often as losses may follow one another: the next target may be lost as well.
     """
-    return NUM_FAULTS_AT_ONCE * (timing.hang_s + RECONNECT_TIMEOUT_S + PREFILL_S)
+    return LOSSES_IN_A_ROW * (timing.hang_s + RECONNECT_TIMEOUT_S + PREFILL_S)
 
 
 async def plain(seconds: float, seed: int, share: float) -> Tally:

@@ -8,6 +8,7 @@ orchestrator through bytes too. Knows processes and addresses; knows no plan.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,13 +16,16 @@ from dataclasses import dataclass, field
 from chaos.line_proxy import LineProxy
 from chaos.members import Member, Timing, held_by
 from helpers.frame_proxy import frames_to
+from helpers.waiting import eventually
 from specserve.rpc.channel import open_channel
 from specserve.rpc.v1 import generation_pb2_grpc
 from specserve.rpc.v1.generation_pb2 import GetPairRequest, GetStatusRequest
 from specserve.tools.held_port import HeldPort
 
 VOCAB_SIZE = 64
-TARGET = f"toy:vocab_size={VOCAB_SIZE},seed=7"
+FATAL_TOKEN_ID = 0
+"""Ends every device that computes it; it is never drawn, and no ordinary prompt has it."""
+TARGET = f"toy:vocab_size={VOCAB_SIZE},seed=7,eos_bias=-1000,fatal_token={FATAL_TOKEN_ID}"
 DRAFT = f"{TARGET},noise=0.6,noise_seed=1"
 READY_TIMEOUT_S = 60.0
 
@@ -82,13 +86,15 @@ class Cluster:
 
     async def leaks(self, within_s: float) -> list[str]:
         """Wait until no service holds anything; returns what is still held when time is over."""
-        loop = asyncio.get_running_loop()
-        end = loop.time() + within_s
-        while held := [found for member in self.members if (found := await held_by(member))]:
-            if loop.time() > end:
-                return held
-            await asyncio.sleep(0.5)
-        return []
+        held: list[str] = []
+
+        async def look() -> bool:
+            held[:] = [found for member in self.members if (found := await held_by(member))]
+            return not held
+
+        with contextlib.suppress(AssertionError):
+            await eventually(look, "nothing is held", within_s, every_s=0.25)
+        return held
 
 
 @asynccontextmanager
@@ -168,12 +174,15 @@ async def _until_known(cluster: Cluster) -> None:
     """Wait until every orchestrator may use every replica."""
     wanted = len(cluster.targets) + len(cluster.drafts)
     for member in cluster.orchestrators:
-        async with open_channel(member.address) as channel, asyncio.timeout(READY_TIMEOUT_S):
+        async with open_channel(member.address) as channel:
             stub = generation_pb2_grpc.GenerationServiceStub(channel)
-            while True:
+
+            async def knows_all(stub: generation_pb2_grpc.GenerationServiceStub = stub) -> bool:
                 pair = await stub.GetPair(GetPairRequest(), timeout=READY_TIMEOUT_S)
                 status = await stub.GetStatus(GetStatusRequest(), timeout=READY_TIMEOUT_S)
                 states = [replica.state for replica in status.replicas]
-                if pair.ready and pair.speculation_enabled and states == ["connected"] * wanted:
-                    break
-                await asyncio.sleep(0.05)
+                return bool(
+                    pair.ready and pair.speculation_enabled and states == ["connected"] * wanted
+                )
+
+            await eventually(knows_all, f"{member.name} knows all", READY_TIMEOUT_S, every_s=0.05)

@@ -14,12 +14,18 @@ import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+import httpx
+
+from chaos.cluster import FATAL_TOKEN_ID, VOCAB_SIZE
 from chaos.members import Member
 from helpers.waiting import eventually
 
 Harm = Callable[[Member, random.Random], Awaitable[None]]
 AWAY_S = 0.5
 """How long the place of a killed process stays empty: whoever restarts it needs time to see it."""
+
+POISON_S = 60.0
+"""How long what devices die of may take to be found out: other faults are on, too."""
 
 FRAME_WAIT_S = 5.0
 """How long a fault of frames waits for one to hit."""
@@ -130,6 +136,16 @@ async def _blink(member: Member, chance: random.Random) -> None:
     member.line.flow()
 
 
+async def _poison(member: Member, chance: random.Random) -> None:
+    """Ask a gateway for what devices die of, on targets and drafts: it must be told so."""
+    prompt = [chance.randrange(1, VOCAB_SIZE) for _ in range(chance.randint(1, 40))]
+    body = {"prompt": [*prompt, FATAL_TOKEN_ID], "max_tokens": 8, "temperature": 0}
+    async with httpx.AsyncClient(base_url=f"http://{member.address}", timeout=POISON_S) as client:
+        answer = await client.post("/v1/completions", json=body)
+    if answer.status_code != 500 or answer.json()["error"]["code"] != "poison_request":
+        raise RuntimeError(f"a poison request was answered {answer.status_code} {answer.text}")
+
+
 def _frame(fault: str) -> Harm:
     async def harm(member: Member, chance: random.Random) -> None:
         proxy = member.frames
@@ -182,5 +198,6 @@ FAULTS: tuple[Fault, ...] = (
     Fault("draft frames swapped", "draft", _frame("reorder"), 2, "frames"),
     Fault("target frame lost", "target", _frame("lose"), 2, "frames"),
     Fault("draft frame lost", "draft", _frame("lose"), 1, "frames"),
+    Fault("poison request", "gateway", _poison, 2),
     Fault("target frame lost and cut", "target", _frame("lose_and_cut"), 4, "frames"),
 )

@@ -35,8 +35,8 @@ MEND_TIMEOUT_S = 180.0
 NUM_REPLICAS = {"target": 2, "draft": 1, "orchestrator": 2, "gateway": 2}
 PAUSE_S = 4.0
 """Between one fault mended and the next."""
-NUM_LOOKS = 60
-"""Looks for what is still held, a second apart."""
+LEAK_WAIT_S = 60.0
+"""Longer than any lease, and than a replica takes to start."""
 
 
 class ServedCluster:
@@ -81,14 +81,16 @@ class ServedCluster:
     async def leaks(self) -> list[str]:
         """Wait until no service holds anything; returns what is still held when time is over."""
         held: list[str] = []
-        for _ in range(NUM_LOOKS):
+
+        async def look() -> bool:
             members = self.members()
-            held = [found for member in members if (found := await held_by(member))]
+            held[:] = [found for member in members if (found := await held_by(member))]
             if len(members) < sum(NUM_REPLICAS[role] for role in self._ports):
                 held.append(f"only {[member.name for member in members]} listen")
-            if not held:
-                break
-            await asyncio.sleep(1.0)
+            return not held
+
+        with contextlib.suppress(AssertionError):
+            await eventually(look, "nothing is held", LEAK_WAIT_S, every_s=0.5)
         return held
 
 

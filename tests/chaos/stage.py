@@ -20,8 +20,9 @@ from chaos.workload import Request
 
 logger = logging.getLogger(__name__)
 
-NUM_CLIENTS = 24
-NUM_FAULTS_AT_ONCE = 3
+NUM_CLIENTS = 32
+NUM_FAULTS_AT_ONCE = 5
+"""Most of them wait for a process to start, which takes long on a busy machine."""
 SPARE = {"target": 1, "orchestrator": 1, "gateway": 1, "draft": 0}
 """Members of a role that no fault may have: a request needs one of each, but no draft."""
 LEAK_WAIT_S = 30.0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ class Sink(trace_service_pb2_grpc.TraceServiceServicer):
     """{metric: the latest sum, value or count of all its points}, over OTLP metrics."""
     services: set[str] = field(default_factory=set)
     """Names of those who exported."""
+    _came: threading.Condition = field(default_factory=threading.Condition)
 
     def Export(self, request: Any, context: Any) -> trace_service_pb2.ExportTraceServiceResponse:
         for resource in request.resource_spans:
@@ -36,7 +38,18 @@ class Sink(trace_service_pb2_grpc.TraceServiceServicer):
             }
             for scope in resource.scope_spans:
                 self.spans += scope.spans
+        with self._came:
+            self._came.notify_all()
         return trace_service_pb2.ExportTraceServiceResponse()
+
+    def wait_for(self, condition: Callable[[], object], within_s: float) -> None:
+        """Wait until spans that have come make it true; leave that to the test when time is over.
+
+        Args:
+            condition: looked at whenever more have come.
+        """
+        with self._came:
+            self._came.wait_for(condition, within_s)
 
     def take_metrics(self, request: Any) -> None:
         """Keep the latest points."""

@@ -33,7 +33,7 @@ KINDS = (
     "target back with old sessions",
     "target frame lost and cut",
     "target ended by SIGTERM",
-    "target device killed",
+    "poison request",
 )
 
 

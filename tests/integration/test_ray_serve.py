@@ -16,6 +16,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from helpers.processes import left_running
 from helpers.served import PROMPT, Served, text_of
 from helpers.spans import attributes, children, coverage, receiving
+from helpers.waiting import until
 from specserve.gateway.api_keys import KeyRing, make_key
 from specserve.rpc.v1 import generation_pb2, generation_pb2_grpc
 from support.certificates import Authority, SecretVolume
@@ -112,10 +113,7 @@ def test_a_client_that_leaves_frees_its_choice(served):
     next(stream)
     stream.close()
 
-    deadline = time.monotonic() + 10
-    while running_choices(served) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert running_choices(served) == 0
+    until(lambda: running_choices(served) == 0, "no choice runs")
 
 
 CALLER_TRACE = "5bf92f3577b34da6a3ce929d0e0e4736"
@@ -159,12 +157,11 @@ def test_a_request_is_one_trace_from_its_caller_through_a_failover(served, sink)
         end_time_unix_nano=time.time_ns(),
     )
     wanted = ("proxy_http_request", "orchestrator.generate", "gateway.answer", "target.verify")
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        names = " ".join(span.name for span in sink.in_trace(CALLER_TRACE))
-        if all(name in names for name in wanted):
-            break
-        time.sleep(0.1)
+
+    def names_of_all() -> str:
+        return " ".join(span.name for span in sink.in_trace(CALLER_TRACE))
+
+    sink.wait_for(lambda: all(name in names_of_all() for name in wanted), within_s=60)
     spans = sink.in_trace(CALLER_TRACE)
 
     known = {CALLER_SPAN, *(span.span_id.hex() for span in spans)}
@@ -205,13 +202,12 @@ def test_a_killed_draft_leaves_the_stream_running(served):
 
     assert text_of(chunks) == whole
     assert chunks[-1][1]["choices"][0]["finish_reason"] == "length"
-    deadline = time.monotonic() + 120
-    drafted = 0
-    while not drafted and time.monotonic() < deadline:
+
+    def drafts() -> int:
         answer = served.complete(max_tokens=16, speculation_metrics="summary")
-        drafted = answer["metrics"]["speculative_decoding"]["num_draft_tokens"]
-        time.sleep(0.2)
-    assert drafted > 0
+        return answer["metrics"]["speculative_decoding"]["num_draft_tokens"]
+
+    until(drafts, "a new draft is used", within_s=120)
 
 
 def ray_process(served, name):
@@ -225,10 +221,7 @@ def ray_process(served, name):
 
 def until_another(served, name, old):
     """Wait until Ray has started an actor anew."""
-    deadline = time.monotonic() + 120
-    while ray_process(served, name) in (None, old):
-        assert time.monotonic() < deadline, f"{name} did not come back"
-        time.sleep(0.2)
+    until(lambda: ray_process(served, name) not in (None, old), f"{name} is back", 120, every_s=0.2)
 
 
 def test_a_killed_controller_disturbs_nobody(served):
@@ -254,13 +247,13 @@ def test_a_killed_proxy_comes_back(served):
     os.kill(old, signal.SIGKILL)
     until_another(served, "ProxyActor", old)
 
-    deadline = time.monotonic() + 60
-    while True:
-        with contextlib.suppress(httpx.TransportError):
-            if served.client.get("/ready").status_code == 200:
-                break
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    def is_ready() -> bool:
+        try:
+            return served.client.get("/ready").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    until(is_ready, "the new proxy answers", 60)
     assert served.complete(max_tokens=20)["choices"][0]["text"] == whole
 
 
@@ -288,12 +281,14 @@ class Reading:
 
 def until_refused(served):
     """Ask until a new request is not taken any more; returns that answer."""
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        answer = served.client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1})
-        if answer.status_code != 200:
-            return answer
-    raise AssertionError("new requests are still taken")
+    refused = []
+
+    def is_refused() -> bool:
+        refused[:] = [served.client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1})]
+        return refused[0].status_code != 200
+
+    until(is_refused, "new requests are refused")
+    return refused[0]
 
 
 def assert_it_ends(served, processes, started):

@@ -233,6 +233,8 @@ class EngineLoad:
     """Seconds of forwards since the start."""
     num_callers: int = 0
     """Orchestrators with an open stream; the server knows, a device does not."""
+    stuck: tuple[str, ...] = ()
+    """Sessions in a forward that takes more than a second; the server knows."""
 
 
 Reply = ProposeReply | VerifyReply | CallFailed

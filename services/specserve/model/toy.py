@@ -50,7 +50,8 @@ class ToySpec:
     inf_token: int = -1
     """A row whose newest token is this id has a logit of +inf; -1 for none."""
     fatal_token: int = -1
-    """A forward that computes this id ends the device; -1 for none."""
+    """A forward that computes this id ends the device; two of them in a row make it hang. -1: none.
+    """
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:

@@ -213,6 +213,7 @@ def pack_load(load: EngineLoad) -> common_pb2.Load:
         queue_s=load.queue_s,
         num_callers=load.num_callers,
         least_priority=load.least_priority,
+        stuck_session_ids=load.stuck,
     )
 
 
@@ -227,6 +228,7 @@ def unpack_load(message: common_pb2.Load) -> EngineLoad:
         queue_s=message.queue_s,
         num_callers=message.num_callers,
         least_priority=message.least_priority,
+        stuck=tuple(message.stuck_session_ids),
     )
 
 

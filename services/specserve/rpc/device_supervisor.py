@@ -22,6 +22,9 @@ logger = logging.getLogger(__name__)
 RESTART_WINDOW_S = 60.0
 """A device is judged by the deaths of so long."""
 
+STUCK_S = 1.0
+"""A device reports that it moves far more often than this, unless one forward takes so long."""
+
 LOOKS = 8
 """How often a device is looked at in the time that it may stand still."""
 
@@ -58,8 +61,13 @@ class DeviceSupervisor:
         self._clock = clock
         self._device: Device | None = None
         self._deaths: list[DeviceDeath] = []
+        self._condemned: dict[str, float] = {}
+        """Sessions that devices die of, and since when it is known."""
         self._has_answered = False
         """The running device has done some work."""
+        self._moved_at = clock()
+        self._given_up: asyncio.Future[SpecServeError]
+        """Done when the running device is to be ended before it is known to hang for good."""
 
     @property
     def device(self) -> Device:
@@ -69,18 +77,36 @@ class DeviceSupervisor:
         return self._device
 
     def condemn(self, session_id: str) -> None:
-        """Blame a session for the deaths of devices that computed it: others died of it, too."""
-        self._deaths = [
-            replace(death, computed=frozenset({session_id}))
-            if session_id in death.computed
-            else death
-            for death in self._deaths
-        ]
+        """Blame a session for the deaths of devices that computed it: others died of it, too.
+
+        One that hangs in it is ended at once.
+        """
+        now = self._clock()
+        known = self._condemned.items()
+        self._condemned = {name: at for name, at in known if now - at < RESTART_WINDOW_S}
+        self._condemned[session_id] = now
+        self._deaths = [self._put_down(death) for death in self._deaths]
+        if session_id in self.stuck and not self._given_up.done():
+            hangs = PeerUnavailable("device", f"hangs in session {session_id}, as others did")
+            self._given_up.set_result(hangs)
+
+    def _put_down(self, death: DeviceDeath) -> DeviceDeath:
+        """Put a death down to the session that is known for it."""
+        guilty = death.computed & self._condemned.keys()
+        return replace(death, computed=frozenset({min(guilty)})) if guilty else death
+
+    @property
+    def stuck(self) -> frozenset[str]:
+        """Sessions in a forward that takes long; empty while the device moves."""
+        if self._clock() - self._moved_at < STUCK_S:
+            return frozenset()
+        return self.device.computed
 
     async def start(self) -> None:
         """Start the device; raises what its start-up raised."""
         self._device = await self._start_device()
-        self._has_answered = False
+        self._has_answered, self._moved_at = False, self._clock()
+        self._given_up = asyncio.get_running_loop().create_future()
         self._device.on_output = self._take_output
 
     async def watch(self) -> None:
@@ -90,7 +116,8 @@ class DeviceSupervisor:
             now = self._clock()
             computed = self.device.computed
             death = DeviceDeath(now, computed, self._has_answered)
-            self._deaths = [d for d in self._deaths if now - d.at < RESTART_WINDOW_S] + [death]
+            self._deaths = [d for d in self._deaths if now - d.at < RESTART_WINDOW_S]
+            self._deaths.append(self._put_down(death))
             logger.error(
                 "device of %s died: %s; it computed %s",
                 self._replica_id,
@@ -111,6 +138,7 @@ class DeviceSupervisor:
             self.failure = None
 
     def _take_output(self, output: EngineOutput) -> None:
+        self._moved_at = self._clock()
         if not self._has_answered:
             self._has_answered = any(not isinstance(r, CallFailed) for r in output.replies)
         self._on_output(output)
@@ -119,7 +147,13 @@ class DeviceSupervisor:
         """Wait until a device has died, or has stood still with work for too long; say why."""
         progress = DeviceProgress(self._restart_s, self._clock)
         while not device.failed.done():
-            await asyncio.wait((device.failed,), timeout=self._restart_s / LOOKS)
+            await asyncio.wait(
+                (device.failed, self._given_up),
+                timeout=self._restart_s / LOOKS,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if self._given_up.done():
+                return self._given_up.result()
             if not self._is_working():
                 progress.restart()
             progress.note(device.load)

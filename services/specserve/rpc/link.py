@@ -227,7 +227,8 @@ class FrameLink(Generic[CallT, ReplyT]):
             self._outbox.beat()
             if self._pending and self._progress.stands_still:
                 logger.warning("%s %s: the device stands still", self.kind.pool, self.address)
-                self._pending.fail_all("the device stands still")
+                stuck = self.load.stuck if self.load is not None else ()
+                self._pending.fail_all("the device stands still", stuck)
                 self._set_connected(False)
             if self.retired and not self.sessions:
                 self.on_change()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Collection
 from typing import Any, Generic, TypeVar
 
-from specserve.errors import PeerUnavailable
+from specserve.errors import DeviceDied, PeerUnavailable
 
 CallT = TypeVar("CallT")
 ReplyT = TypeVar("ReplyT")
@@ -140,11 +141,26 @@ class PendingCalls(Generic[CallT, ReplyT]):
         """Fail decode-ahead: it is not replayed, its caller goes on from what is committed."""
         self._fail([pending for pending in self._calls.values() if pending.streaming], why)
 
-    def fail_all(self, why: str) -> None:
-        """Fail every call with PeerUnavailable."""
-        self._fail(list(self._calls.values()), why)
+    def fail_all(self, why: str, computed: Collection[str] = ()) -> None:
+        """Fail every call with PeerUnavailable.
 
-    def _fail(self, failed: list[PendingCall[CallT, ReplyT]], why: str) -> None:
+        Args:
+            computed: sessions whose calls fail with DeviceDied: the device was lost in them.
+        """
+        self._fail(list(self._calls.values()), why, computed)
+
+    def _fail(
+        self,
+        failed: list[PendingCall[CallT, ReplyT]],
+        why: str,
+        computed: Collection[str] = (),
+    ) -> None:
         for pending in failed:
             self._calls.pop(pending.call_id, None)
-            pending.fail(PeerUnavailable(self._pool, f"{self._address}: {why}"))
+            call: Any = pending.call
+            session_id = call.session.session_id if computed else ""
+            pending.fail(
+                DeviceDied(session_id, len(computed))
+                if session_id in computed
+                else PeerUnavailable(self._pool, f"{self._address}: {why}")
+            )

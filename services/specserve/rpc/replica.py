@@ -94,7 +94,10 @@ class ReplicaServer:
     def load(self) -> EngineLoad:
         """The device's load, with what this server knows sooner: sessions, and who calls."""
         return replace(
-            self.device.load, num_sessions=self.num_sessions, num_callers=len(self._streams)
+            self.device.load,
+            num_sessions=self.num_sessions,
+            num_callers=len(self._streams),
+            stuck=tuple(self._supervisor.stuck),
         )
 
     @property

@@ -9,7 +9,7 @@ import pytest
 
 from helpers.replica import FakeReplica, serving
 from helpers.waiting import eventually
-from specserve.errors import PeerUnavailable
+from specserve.errors import DeviceDied, PeerUnavailable
 from specserve.orchestrator.pool import DRAFT_KIND, DraftLink
 from specserve.rpc import link as link_module
 from specserve.rpc.channel import MAX_FRAME_ITEMS
@@ -214,6 +214,27 @@ async def test_hung_device_is_told_from_a_slow_one() -> None:
         assert not link.is_returning
         await replica.say(load=common_pb2.Load(num_iterations=9))
         await eventually(lambda: link.connected, "it moves again")
+
+
+async def test_sessions_that_a_device_hangs_in_are_told_from_those_that_wait() -> None:
+    """The replica says what it has been computing for long; that may be what it hangs of."""
+    replica = FakeReplica()
+    now = [0.0]
+    async with (
+        serving(replica) as address,
+        linked(address, heartbeat_s=0.02, hang_s=2.0, clock=lambda: now[0]) as link,
+    ):
+        await eventually(lambda: replica.num_open == 1, "the stream is open")
+        stuck, waiting = send(link, "stuck"), send(link, "waiting")
+        load = common_pb2.Load(num_iterations=1, stuck_session_ids=["stuck", "others"])
+        await replica.say(load=load)
+        await eventually(lambda: link.load is not None and link.load.stuck, "the load came")
+        now[0] += 2.1
+        with pytest.raises(DeviceDied) as caught:
+            await stuck.next(5.0)
+        assert caught.value.args == ("stuck", 2)
+        with pytest.raises(PeerUnavailable, match="stands still"):
+            await waiting.next(5.0)
 
 
 async def test_heartbeat_lists_the_sessions_still_owned() -> None:

@@ -480,6 +480,29 @@ async def test_deaths_of_a_condemned_session_are_not_the_devices_own() -> None:
             await eventually(lambda: setup.device.released, "it was heard")
 
 
+async def test_device_that_hangs_in_a_condemned_session_is_ended_at_once() -> None:
+    """Its callers hear what it has been computing for long; once another device is known to have
+    been lost in one of these, nobody waits for this one, and its end is not its own fault."""
+    async with replica_setup() as setup:
+        client = setup.client()
+        hung = setup.device
+        await setup.opened(client, "poison", 1)
+        hung.computed = frozenset({"poison", "other"})
+        client.send(heartbeat=common_pb2.Heartbeat())
+        await eventually(lambda: client.frames, "a load")
+        assert not client.frames[-1].load.stuck_session_ids
+        setup.now += 1.5
+        client.send(heartbeat=common_pb2.Heartbeat())
+        await eventually(lambda: client.frames[-1].load.stuck_session_ids, "what it is stuck in")
+        assert set(client.frames[-1].load.stuck_session_ids) == hung.computed
+        client.send(releases=[common_pb2.Release(session_id="another", is_poison=True)])
+        client.send(releases=[common_pb2.Release(session_id="poison", is_poison=True)])
+        await eventually(lambda: setup.device is not hung, "another device")
+        assert hung.is_closed
+        assert "another" in hung.released
+        assert setup.replica.failure() is None
+
+
 async def test_device_that_does_not_start_again_makes_the_replica_fail() -> None:
     """The reason is kept for the health check."""
     async with replica_setup() as setup:

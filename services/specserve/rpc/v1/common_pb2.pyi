@@ -131,7 +131,7 @@ class Heartbeat(_message.Message):
     def __init__(self, session_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("num_free_blocks", "num_blocks", "num_sessions", "num_waiting", "num_iterations", "queue_s", "num_callers", "least_priority")
+    __slots__ = ("num_free_blocks", "num_blocks", "num_sessions", "num_waiting", "num_iterations", "queue_s", "num_callers", "least_priority", "stuck_session_ids")
     NUM_FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_SESSIONS_FIELD_NUMBER: _ClassVar[int]
@@ -140,6 +140,7 @@ class Load(_message.Message):
     QUEUE_S_FIELD_NUMBER: _ClassVar[int]
     NUM_CALLERS_FIELD_NUMBER: _ClassVar[int]
     LEAST_PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    STUCK_SESSION_IDS_FIELD_NUMBER: _ClassVar[int]
     num_free_blocks: int
     num_blocks: int
     num_sessions: int
@@ -148,7 +149,8 @@ class Load(_message.Message):
     queue_s: float
     num_callers: int
     least_priority: int
-    def __init__(self, num_free_blocks: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_sessions: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_iterations: _Optional[int] = ..., queue_s: _Optional[float] = ..., num_callers: _Optional[int] = ..., least_priority: _Optional[int] = ...) -> None: ...
+    stuck_session_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, num_free_blocks: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_sessions: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_iterations: _Optional[int] = ..., queue_s: _Optional[float] = ..., num_callers: _Optional[int] = ..., least_priority: _Optional[int] = ..., stuck_session_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DrainNotice(_message.Message):
     __slots__ = ("deadline_s",)
