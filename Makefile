@@ -95,7 +95,7 @@ parity: $(INSTALLED) ## Compare speculation on and off, token for token
 distribution: $(INSTALLED) ## Test that speculation keeps the target's law
 	$(BIN)/specserve verify --suite distribution $(ARGS)
 
-faults: $(INSTALLED) ## Plant each known fault, and see that `specserve verify` finds it
+faults: $(INSTALLED) ## Plant each known fault, see that `specserve verify` finds it, and that poison requests are found out
 	$(BIN)/python -m pytest -q $(ARGS) tests/faults
 
 matrix: $(INSTALLED) ## Run all combinations of options, rules, K, streams and batches (CI: pairwise)

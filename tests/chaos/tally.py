@@ -87,6 +87,16 @@ class Tally:
         """Count faults by kind."""
         return Counter(harm.kind for harm in self.harms)
 
+    @property
+    def is_enough(self) -> bool:
+        """Whether as much was sent and broken as was asked for."""
+        counts = self.faults()
+        return (
+            self.num_requests >= self.num_requests_wanted
+            and counts.total() >= self.num_faults_wanted
+            and all(counts[kind] for kind in self.kinds)
+        )
+
     def faults_found(self) -> list[str]:
         """List why this stage did not pass; empty when it did."""
         found = [

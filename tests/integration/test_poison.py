@@ -28,7 +28,6 @@ TOY = "toy:vocab_size=48,seed=7,eos_bias=-1000"
 FATAL = TOY + ",fatal_token=0"
 DRAFT = TOY + ",noise=0.7"
 POISON = (5, 0, 6)
-MANY = 800
 ENDLESS = 4000
 """More tokens than a stream gets to here."""
 NO_DRAFT: dict[str, object] = {"method": "ngram"}
@@ -64,34 +63,6 @@ def check_error(error: grpc.aio.AioRpcError, num_deaths: int) -> None:
     assert answer.headers == {"x-should-retry": "false"}
     assert "request request-" in answer.message
     assert f"{num_deaths} devices died or hung" in answer.message
-
-
-async def test_a_real_device_dies_twice_of_a_request_and_no_other_stream_pays() -> None:
-    """The first death is anybody's, so each that was there goes on alone; the second one tells. A
-    device process of its own dies of the token, and the streams beside it are whole."""
-    async with running_pair(
-        FATAL,
-        draft=None,
-        speculative=NO_DRAFT,
-        target_fields={"device_mode": "process"},
-        reopen_timeout_s=120.0,
-    ) as pair:
-        deaths: list[frozenset[str]] = []
-        count_deaths(pair.target, deaths)
-        prompts = [(5, 6, 7), (9, 8), (3, 4, 3)]
-        answers = [Generated() for _ in prompts]
-        calls = [pair.blocks(make_request(p, k=0, max_tokens=MANY)) for p in prompts]
-        for call, answer in zip(calls, answers, strict=True):
-            await pair.take(call, answer, 5)
-        check_error(await given_up(pair, k=0), 2)
-        for call, answer, prompt in zip(calls, answers, prompts, strict=True):
-            await pair.finish(call, answer)
-            assert answer.token_ids == greedy_tokens(TOY, prompt, MANY)
-        assert len(deaths) == 2
-        assert len(deaths[1]) == 1
-        assert deaths[1] <= deaths[0]
-        assert pair.target.failure() is None
-        await pair.until_idle()
 
 
 async def test_a_request_sent_again_and_again_takes_no_replica_down() -> None:
