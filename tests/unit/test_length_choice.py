@@ -14,7 +14,12 @@ from specserve.speculation.length_choice import (
     options_of,
 )
 from specserve.speculation.length_table import length_by_batch_size
-from specserve.speculation.probe_budget import PROBE_SHARE, SAVINGS_S, ProbeBudget
+from specserve.speculation.probe_budget import (
+    LONGEST_PAUSE_S,
+    PROBE_SHARE,
+    SAVINGS_S,
+    ProbeBudget,
+)
 
 COSTS = RoundCosts(
     plain_s=0.020,
@@ -107,11 +112,19 @@ def test_dear_probe_is_put_off_and_not_forbidden():
     budget = ProbeBudget(0.0)
     budget.accrue(1, 1.0)
     assert budget.wait_s(3600.0, 1) == pytest.approx(SAVINGS_S - 1.0)
-    budget.accrue(1, 1.0 + SAVINGS_S)
+    for second in range(2, 2 + round(SAVINGS_S)):
+        budget.accrue(1, second)
     assert budget.wait_s(3600.0, 1) == 0
     budget.spend(3600.0)
 
     assert budget.wait_s(0.0, 1) > SAVINGS_S
+
+
+def test_a_pause_earns_no_probes():
+    """Of the time in which nobody decodes nothing can be lost: an hour counts as two seconds."""
+    budget = ProbeBudget(0.0)
+    budget.accrue(1, 3600.0)
+    assert budget.credit_s == pytest.approx(PROBE_SHARE * LONGEST_PAUSE_S)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,9 @@ PROBE_SHARE = 0.005
 SAVINGS_S = 60.0
 """Probing saves up at most what this long a time allows; a dearer probe waits for no more."""
 
+LONGEST_PAUSE_S = 2.0
+"""Where nobody has decided for longer, nobody was there of whose time a share might be lost."""
+
 
 class ProbeBudget:
     """Session time that may be lost: it grows with the clock and shrinks with every probe."""
@@ -28,7 +31,8 @@ class ProbeBudget:
 
     def accrue(self, num_sessions: int, now: float) -> None:
         """Save a share of the time that has passed, of every session."""
-        earned = PROBE_SHARE * num_sessions * max(0.0, now - self._at)
+        passed_s = min(max(0.0, now - self._at), LONGEST_PAUSE_S)
+        earned = PROBE_SHARE * num_sessions * passed_s
         self._credit_s = min(self._credit_s + earned, _most(num_sessions))
         self._at = now
 
