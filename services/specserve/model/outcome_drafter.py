@@ -151,7 +151,8 @@ class OutcomeDrafter:
                 began.num_speculative_tokens,
                 committed_length - began.committed_length,
             )
-        trial = self._trials.of(sum(other.is_active(now) for other in self._sessions))
+        num_sessions = sum(other.is_active(now) for other in self._sessions)
+        trial = self._trials.of(num_sessions, session.opening.sampling.rule)
         session.round_began = RoundBegan(
             now,
             committed_length,

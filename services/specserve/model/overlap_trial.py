@@ -7,6 +7,8 @@ in how fast rounds commit tokens. Knows times and counts; knows no session and n
 
 from __future__ import annotations
 
+from specserve.speculation.types import AcceptanceRule
+
 _NUM_ROUNDS = 48
 """Rounds that measure one way; twice as many where sessions share forwards."""
 
@@ -113,20 +115,21 @@ class OverlapTrial:
 
 
 class OverlapTrials:
-    """A trial for each order of magnitude of sessions: what pays for one may not for many."""
+    """A trial for each order of magnitude of sessions, and rule: what pays for one may not pay for
+    many, and how often a draft foresees what a round commits depends on the rule.
+    """
 
     def __init__(self) -> None:
-        self._trials: dict[int, OverlapTrial] = {}
-        self._tokens_per_round = TokensPerRound()
+        self._trials: dict[tuple[int, AcceptanceRule], OverlapTrial] = {}
+        self._tokens_per_round: dict[AcceptanceRule, TokensPerRound] = {}
 
-    def of(self, num_sessions: int) -> OverlapTrial:
+    def of(self, num_sessions: int, rule: AcceptanceRule) -> OverlapTrial:
         """Return the trial of so many sessions at once."""
-        key = num_sessions.bit_length()
+        key = (num_sessions.bit_length(), rule)
         if key not in self._trials:
             # Alone a session has its draft for itself while it is verified. Among others it may
             # cost them more than it saves: there the gain is to be seen first.
-            is_alone = key <= 1
-            self._trials[key] = OverlapTrial(
-                self._tokens_per_round, begins_on=is_alone, scale=1 if is_alone else 2
-            )
+            is_alone = num_sessions <= 1
+            tokens = self._tokens_per_round.setdefault(rule, TokensPerRound())
+            self._trials[key] = OverlapTrial(tokens, begins_on=is_alone, scale=1 if is_alone else 2)
         return self._trials[key]
