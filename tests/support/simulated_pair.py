@@ -17,6 +17,7 @@ from specserve.speculation.length_pool import LengthPool
 from support.simulated_device import Call, Clock, Curve, Device
 
 MAX_BEHIND = 8
+CATCH_UP_SHARE = 0.25
 TAIL = 3
 
 Acceptance = Callable[[int], float]
@@ -127,6 +128,7 @@ class _Request:
         self._num_tokens = 0
         self._num_behind = 0
         self._is_probe = False
+        self._caught_up: list[Call] = []
         self._next: Choice | None = None
         """Chosen while the devices were busy with the last round."""
         self._controller: LengthController | None = None
@@ -158,6 +160,10 @@ class _Request:
             return Choice(self._fixed_k or 0, Reason.STATIC, most), False
         choice = self._next or self._choose_now(controller)
         self._next, self._is_probe = None, choice.reason is Reason.PROBE
+        if self._caught_up and controller.standing_k == 0:
+            slowed_s = self._caught_up[0].forward_s * self._sim.num_sessions
+            self._sim.pool.budget.spend(CATCH_UP_SHARE * slowed_s)
+        self._caught_up.clear()
         steps = min(choice.num_steps or most, most)
         if choice.num_speculative_tokens and self._num_behind > MAX_BEHIND:
             steps = SHORT_STEPS if controller.standing_k else controller.calm_steps
@@ -182,7 +188,7 @@ class _Request:
             self._commit(1)
             if catches_up and len(forwards) == max(1, num_steps - TAIL):
                 missing = self._num_behind + len(forwards)
-                self._call(sim.draft, 1, missing, missing, [])(lambda: None)
+                self._call(sim.draft, 1, missing, missing, self._caught_up)(lambda: None)
 
         yield self._call(sim.target, num_steps, 1, 1, [], token)
         self._num_behind = TAIL if catches_up else self._num_behind + num_steps
@@ -196,7 +202,7 @@ class _Request:
     def _round(self, k: int) -> Generator[_Wait, None, None]:
         sim, pair = self._sim, self._sim.pair
         began, is_probe = sim.clock.now, self._is_probe
-        if self._controller is not None and sim.num_sessions == 1:
+        if self._controller is not None and sim.num_sessions == 1 and not is_probe:
             self._next = self._choose_now(self._controller)
         drafted: list[Call] = []
         yield self._call(sim.draft, k, 1, 1 + self._num_behind, drafted)

@@ -59,6 +59,11 @@ class Cascade:
         return self._draft.is_busy and self._suffix.is_busy
 
     @property
+    def catch_up_s(self) -> float:
+        """Seconds of a device that the draft's last catching up took."""
+        return self._draft.catch_up_s
+
+    @property
     def num_behind(self) -> int:
         """Committed tokens that either lacks, beyond what the draft may lag while it sits out."""
         lag = self._draft.num_behind

@@ -51,6 +51,8 @@ class DraftSession:
         """Proposals that missed their round."""
         self.num_invalid = 0
         """Proposals that contradicted themselves and were not used."""
+        self.catch_up_s = 0.0
+        """Seconds of a device that the last catching up took."""
         self._state = state
         self._pool = pool
         self._opening = opening
@@ -201,6 +203,8 @@ class DraftSession:
             return
         if reply is not None:
             self._write_down(reply, is_background=True)
+            if self._num_asked == 0:
+                self.catch_up_s = reply.timing.forward_s
             self._take(reply)
 
     def _write_down(

@@ -29,6 +29,8 @@ class LookupProposer:
     num_steps_without = NUM_STEPS_WITHOUT_GUESS
     max_model_len = 0
     link = None
+    catch_up_s = 0.0
+    """It takes no device."""
 
     def __init__(
         self,

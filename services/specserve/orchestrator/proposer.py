@@ -59,6 +59,11 @@ class Proposer(Protocol):
         ...
 
     @property
+    def catch_up_s(self) -> float:
+        """Seconds of a device that the last catching up took."""
+        ...
+
+    @property
     def num_behind(self) -> int:
         """Committed tokens that it lacks and that would make a proposal slow; 0 if none would."""
         ...

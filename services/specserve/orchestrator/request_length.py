@@ -25,6 +25,9 @@ from specserve.speculation.length_table import length_by_batch_size
 MAX_BEHIND = 8
 """Committed tokens that a draft may lack when it is asked: they cost it one forward."""
 
+CATCH_UP_SHARE = 0.25
+"""What a draft that reads takes, about, from a target on the same machine, of its time."""
+
 TAIL = 3
 """Tokens before the end of a decode-ahead call at which a draft is caught up."""
 
@@ -157,6 +160,10 @@ class RequestLength:
         if limit == 0:
             return Choice(0, Reason.CONTEXT)
         choice = self._choose(now)
+        if has_caught_up and self._controller.standing_k == 0 and self._pool is not None:
+            # Where draft and target share a machine, all sessions were slowed by it.
+            slowed_s = proposer.catch_up_s * self._load(now).num_sessions
+            self._pool.budget.spend(CATCH_UP_SHARE * slowed_s)
         if choice.num_speculative_tokens == 0:
             return choice
         if proposer.num_behind > MAX_BEHIND and not has_caught_up:
@@ -232,10 +239,13 @@ class RequestLength:
     def _look_ahead(self) -> None:
         """Choose for the next round, from what was learned before the present one.
 
-        Among others the devices do not wait for one request, and a choice a round old is worse.
+        Among others the devices do not wait for one request, and a choice a round old is worse;
+        what follows a probe depends on what it shows.
         """
         pool, controller = self._pool, self._controller
-        if self._control.mode is not SpeculationMode.AUTO or pool is None or controller is None:
+        if self._control.mode is not SpeculationMode.AUTO or self._is_probe:
+            return
+        if pool is None or controller is None:
             return
         now = self._control.clock()
         load = self._load(now)
