@@ -322,6 +322,19 @@ def test_an_engine_guesses_the_same_either_way(llama):
     assert num_guessed > 20
 
 
+def test_a_draft_compiles_its_guesses_before_the_first_call(llama):
+    """Else a new installation's first proposal is some seconds late."""
+    runner, asked = load(llama), []
+    guess = runner.guess
+    assert guess is not None
+    runner._guess = lambda *arguments: asked.append(arguments) or guess(*arguments)
+    config = EngineConfig(model=str(llama))
+    Engine(runner, config, role="target")
+    assert not asked
+    Engine(runner, config, role="draft")
+    assert len(asked) == 1
+
+
 def test_long_contexts_grow_the_table_of_angles(llama):
     """Positions beyond the first table, up to the model's context."""
     folder_ids = tokens(2, 128)

@@ -85,6 +85,11 @@ class Engine(EngineBase):
             max_length=min(info.max_model_len, info.num_blocks * info.block_size),
             grammars=grammars or grammars_of(config),
         )
+        if role == "draft" and runner.guess is not None:
+            # Compiled now, and not while the first call waits.
+            ids = runner.logit_token_ids
+            num_columns = info.vocab_size if ids is None else len(ids)
+            runner.guess(torch.zeros(1, num_columns), 0, (0,), 2, 0.0)
         self._times = ForwardTimes()
         self._queue_time = QueueTime()
         self._busy_s = 0.0
