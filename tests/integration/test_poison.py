@@ -150,3 +150,18 @@ async def test_a_draft_that_dies_of_a_request_costs_it_its_draft_alone() -> None
         assert len(deaths) == 2
         assert draft.failure() is None
         await pair.until_idle()
+
+
+async def test_a_draft_that_died_of_what_targets_found_out_is_not_blamed_for_it() -> None:
+    """The request ends with its target, before drafts have shown what it is: they are told."""
+    async with running_pair(FATAL, DRAFT + ",fatal_token=0") as pair:
+        assert pair.draft is not None
+        supervisor = pair.draft.replica._supervisor
+        for _ in range(2):
+            check_error(await given_up(pair), 2)
+            await eventually(
+                lambda: all(len(death.computed) == 1 for death in supervisor._deaths), "put down"
+            )
+            await eventually(lambda: supervisor.failure is None, "the draft has a device again")
+        assert supervisor._deaths, "drafts die of it, too"
+        assert supervisor._condemned

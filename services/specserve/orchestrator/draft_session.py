@@ -303,6 +303,9 @@ class DraftSession:
 
     def close(self) -> None:
         """Give up what is in flight and free the session. Idempotent."""
+        if self._state.target_deaths.is_proven:
+            # Found out on targets before drafts had shown it: those that died are not ill either.
+            self._pool.condemn(self._state.session_id)
         if self.link is None:
             return
         if self._pending is not None:
