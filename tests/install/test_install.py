@@ -6,6 +6,7 @@ Half a minute where wheels are at hand. CI runs it beside `make check`.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -91,7 +92,7 @@ def test_checkout_installs_into_a_bare_directory(venv: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "old", "new", "complaint"),
     [
-        ("constraints.txt", "pydantic==", "pydantic==99.", "pydantic"),
+        ("constraints.txt", "pydantic==", "pydantic==99.", "pydantic|conflicting dependencies"),
         ("pyproject.toml", "hatchling==", "hatchling==99.", "hatchling==99"),
     ],
 )
@@ -112,7 +113,7 @@ def test_spoilt_checkout_does_not_install(
     done = install(copied, venv)
 
     assert done.returncode != 0
-    assert complaint in done.stderr
+    assert re.search(complaint, done.stderr)  # pip's own words, which differ by version
 
 
 def test_spoilt_environment_is_found(venv: Path) -> None:
