@@ -43,6 +43,8 @@ class Fault:
     """How often it is drawn; killing is dear, for a start costs seconds of a processor."""
     through: str = ""
     """frames or line: which proxy the member must stand behind; empty: none."""
+    leaves_it: bool = False
+    """The member serves on meanwhile: it may be the last one of its role."""
 
 
 async def _kill(member: Member, chance: random.Random) -> None:
@@ -198,6 +200,6 @@ FAULTS: tuple[Fault, ...] = (
     Fault("draft frames swapped", "draft", _frame("reorder"), 2, "frames"),
     Fault("target frame lost", "target", _frame("lose"), 2, "frames"),
     Fault("draft frame lost", "draft", _frame("lose"), 1, "frames"),
-    Fault("poison request", "gateway", _poison, 2),
+    Fault("poison request", "gateway", _poison, 2, leaves_it=True),
     Fault("target frame lost and cut", "target", _frame("lose_and_cut"), 4, "frames"),
 )

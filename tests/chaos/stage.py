@@ -82,6 +82,8 @@ class Breaker:
                         member = self._victim(fault)
                         if member is not None:
                             break
+                    if not running:
+                        raise ValueError(f"{fault.kind}: this cluster has no {fault.role} for it")
                     self._mended.clear()
                     await self._mended.wait()
                 if member is None:
@@ -94,7 +96,7 @@ class Breaker:
     def _victim(self, fault: Fault) -> Member | None:
         """Choose the member that was left alone longest; None while all are needed or in use."""
         free = [member for member in self._cluster.of(fault.role) if not member.is_faulted]
-        if len(free) <= SPARE[fault.role]:
+        if len(free) <= (0 if fault.leaves_it else SPARE[fault.role]):
             return None
         fitting = [m for m in free if not fault.through or getattr(m, fault.through) is not None]
         return min(fitting, key=lambda member: member.faulted_at, default=None)
