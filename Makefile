@@ -47,8 +47,8 @@ BUF := node_modules/.bin/buf
 BUF_INSTALLED := node_modules/.buf-$(BUF_VERSION)
 # The longest first, so that what is left at the end is small.
 TEST_DIRS := tests/integration tests/distribution tests/deploy tests/contract tests/unit
-# Two files at a time, a processor each: most of a long test is waiting for processes that it started.
-PYTEST_FLAGS := -q --durations=15 --numprocesses=2 --dist=loadfile --no-loadscope-reorder
+# A test that hangs fails in time. Two files at a time, a processor each: most of a long test is waiting for processes that it started.
+PYTEST_FLAGS := -q --durations=15 --numprocesses=2 --dist=loadfile --no-loadscope-reorder --timeout=300
 
 .PHONY: help setup demo serve test check format protos bench verify parity distribution faults matrix fuzz reference render validate policy install-check pin-digests audit docs docs-check chaos rehearsal scale console-check gpu-check clean
 
