@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -113,6 +115,14 @@ def test_a_collector_that_is_down_keeps_nobody_from_the_end_B220(
         port.release()
 
     assert not traces.is_on
+
+
+def test_no_metrics_go_to_a_collector_that_nobody_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(tracing.ENDPOINT, raising=False)
+    traces, _ = exporting(1.0)
+    traces.export_metrics(RoundMetrics().registry)
+
+    assert "otlp-metrics" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_a_service_is_named_by_its_environment_first(monkeypatch: pytest.MonkeyPatch) -> None:

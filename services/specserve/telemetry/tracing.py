@@ -123,7 +123,9 @@ class Tracing:
 
     def export_metrics(self, registry: CollectorRegistry) -> None:
         """Push a registry's metrics as well, from now to the shutdown, where spans are exported."""
-        if not self.is_on or not metrics_push.is_wanted():
+        # A processor that was handed in names no collector, and a default one is nobody's wish.
+        is_named = bool(os.environ.get(ENDPOINT))
+        if not self.is_on or not is_named or not metrics_push.is_wanted():
             return
         from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import (  # noqa: PLC0415
             OTLPMetricExporter,
