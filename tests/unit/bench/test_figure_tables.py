@@ -4,7 +4,7 @@ from specserve.tools.bench.figure_tables import overlap, tables_of
 
 
 def test_overlap_figures_make_one_row_a_pair_of_cost_and_acceptance():
-    """Five figures a cell, of which two are shown; a figure that is missing leaves a dash."""
+    """Four figures a cell, of which three are shown; a figure that is missing leaves a dash."""
     figures = {
         f"overlap.c{cost}.a0.85.{rule}.{batch}.{name}": value
         for cost in ("0.1", "0.25")
@@ -13,16 +13,18 @@ def test_overlap_figures_make_one_row_a_pair_of_cost_and_acceptance():
         for name, value in (
             ("off_tokens_per_s", 40.0),
             ("ratio", 1.2 + batch),
+            ("chosen_share", 0.9),
             ("hidden_share", 0.5),
         )
     }
     del figures["overlap.c0.25.a0.85.coupled.8.ratio"]
     shown = overlap(figures)
+    alone, many = "2.20 (0.90, 0.50)", "9.20 (0.90, 0.50)"
 
     assert shown.header[2:] == ("greedy, 1", "greedy, 8", "coupled, 1", "coupled, 8")
     assert shown.rows == (
-        ("0.1", "0.85", "2.20 (0.50)", "9.20 (0.50)", "2.20 (0.50)", "9.20 (0.50)"),
-        ("0.25", "0.85", "2.20 (0.50)", "9.20 (0.50)", "2.20 (0.50)", "-"),
+        ("0.1", "0.85", alone, many, alone, many),
+        ("0.25", "0.85", alone, many, alone, "-"),
     )
 
 

@@ -27,6 +27,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from specserve.speculation.types import AcceptanceRule
 from specserve.tools.bench import flag_values, flags
 from specserve.tools.bench.agreement import compare_records, read_record
 from specserve.tools.bench.options import BenchOptions
@@ -64,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--toy-only", action="store_true", help="engine: without the embedded one")
     parser.add_argument("--num-speculative-tokens", type=int, metavar="K", help="most draft tokens")
     flags.add_arguments(parser)
+    flags.add_overlap_arguments(parser)
     flags.add_steps_arguments(parser)
 
 
@@ -137,9 +139,14 @@ def _run_figures(
 
         figures |= steps.run(args)
     elif name == "overlap":
-        from specserve.tools.bench.overlap import OverlapOptions, run_overlap_suite
+        from specserve.tools.bench.overlap import NUM_PAIRS, OverlapOptions, run_overlap_suite
 
-        figures |= asyncio.run(run_overlap_suite(OverlapOptions()))
+        overlap = OverlapOptions(
+            num_cached_outcomes=args.num_cached_outcomes,
+            rules=[AcceptanceRule(rule) for rule in args.rules],
+            num_pairs=args.pairs or NUM_PAIRS,
+        )
+        figures |= asyncio.run(run_overlap_suite(overlap))
     elif name == "pools":
         from specserve.tools.bench.pools import run_pools_suite
 

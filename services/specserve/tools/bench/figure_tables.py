@@ -29,7 +29,9 @@ def tables_of(figures: Mapping[str, float]) -> list[Table]:
 
 
 def overlap(figures: Mapping[str, float]) -> Table:
-    """Tokens/s with the outcome cache over those without, and the share of draft time hidden."""
+    """Tokens/s with the outcome cache over those without, how often it was at work, and the share
+    of draft time it hid there.
+    """
     columns: dict[str, None] = {}
     cells: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
     for name, value in figures.items():
@@ -44,8 +46,8 @@ def overlap(figures: Mapping[str, float]) -> Table:
         for (cost, acceptance), row in cells.items()
     )
     return Table(
-        "Drafting ahead: tokens/s over those without it (share of draft time hidden), "
-        "by rule and sessions",
+        "Drafting ahead: tokens/s over those without it (share of rounds that do, of their draft "
+        "time hidden), by rule and sessions",
         ("draft / target", "acceptance", *columns),
         rows,
     )
@@ -54,4 +56,5 @@ def overlap(figures: Mapping[str, float]) -> Table:
 def _cell(values: Mapping[str, float]) -> str:
     if "ratio" not in values:
         return "-"
-    return f"{values['ratio']:.2f} ({values.get('hidden_share', 0.0):.2f})"
+    shares = (values.get(name, 0.0) for name in ("chosen_share", "hidden_share"))
+    return f"{values['ratio']:.2f} ({', '.join(f'{share:.2f}' for share in shares)})"

@@ -35,6 +35,10 @@ def bench_options(args: argparse.Namespace, suite: str) -> BenchOptions:
         _at_least_one(flag, [getattr(args, flag)] if getattr(args, flag) is not None else [])
     _at_least_one("concurrency", args.concurrency or [])
     _at_least_one("k_values", args.k_values)
+    if suite == "overlap":
+        _at_least_one("num_cached_outcomes", [args.num_cached_outcomes])
+        if args.pairs == 1:
+            raise ConfigurationError("--pairs: found 1, wanted 2 or more: its interval is judged")
     if not all(rate > 0 for rate in args.arrival_rate):
         raise ConfigurationError(f"--arrival-rate: found {args.arrival_rate}, wanted above 0")
     if not 0 <= args.temperature <= 2:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from specserve.config import EngineConfig
+from specserve.speculation.types import AcceptanceRule
 from specserve.tools.bench.peer_spec import PEERS
 from specserve.tools.bench.thresholds import Thresholds
 from specserve.tools.client_access import add_key_flag, add_tls_flags
@@ -126,6 +127,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_model_flags(parser, EngineConfig, "engine", leave_out=NOT_FLAGS)
     add_tls_flags(parser)
+
+
+def add_overlap_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the overlap suite."""
+    group = parser.add_argument_group("overlap")
+    group.add_argument(
+        "--num-cached-outcomes", type=int, default=8, metavar="N", help="outcomes of a round"
+    )
+    group.add_argument(
+        "--rules",
+        nargs="+",
+        choices=[str(rule) for rule in AcceptanceRule],
+        default=[str(rule) for rule in AcceptanceRule],
+        help="acceptance rules",
+    )
 
 
 def add_steps_arguments(parser: argparse.ArgumentParser) -> None:

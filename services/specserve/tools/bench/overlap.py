@@ -1,8 +1,9 @@
 """What drafting ahead is worth: tokens/s with the outcome cache off and on, on modelled devices.
 
 A toy pair whose forwards take a modelled time: the target T a step, the draft c * T a token,
-whatever the number of rows. Off and on run side by side, turn by turn, so that what else happens on
-the machine falls on both. Knows the generation service and the draft's /metrics.
+whatever the number of rows. Off and on run side by side, pair by pair, so that what else happens on
+the machine falls on both. On, the draft tries out whether it pays (`model/overlap_trial.py`): what
+is measured is that choice, trials included. Knows the generation service and the draft's /metrics.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ import time
 import urllib.request
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from specserve.speculation.types import AcceptanceRule, SamplingParams
-from specserve.tools.generation_client import Generated, GenerationClient, Job
+from specserve.tools.bench.figure_tables import overlap
+from specserve.tools.bench.statistics import Work, rate, ratio_of_rates
+from specserve.tools.generation_client import GenerationClient, Job
 from specserve.tools.held_port import HeldPort
 from specserve.tools.local import LocalPair, PairSpec
-from specserve.tools.terminal import say
+from specserve.tools.terminal import say, table
 
 TARGET_STEP_MS = 20.0
 COSTS = (0.1, 0.25)
@@ -32,8 +35,17 @@ BATCHES = (1, 8)
 RULES = (AcceptanceRule.GREEDY, AcceptanceRule.STANDARD, AcceptanceRule.COUPLED)
 NUM_SPECULATIVE_TOKENS = 4
 NUM_TOKENS = 48
-NUM_TURNS = 2
+NUM_PAIRS = 8
+WARM_JOBS = 14
+"""Requests before anything is measured, of one session or of each two: the draft has then tried
+both ways."""
+
+JOBS_PER_SESSION = 2
+LEAST_JOBS = 4
 TOY = "toy:vocab_size=96,seed=7"
+
+LEAST_HIDDEN = 0.6
+"""Share of draft time to hide where drafting ahead is chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +55,7 @@ class OverlapOptions:
     num_cached_outcomes: int = 8
     costs: Sequence[float] = COSTS
     rules: Sequence[AcceptanceRule] = RULES
+    num_pairs: int = NUM_PAIRS
 
 
 @dataclass(slots=True)
@@ -51,15 +64,25 @@ class _Side:
 
     client: GenerationClient
     metrics_url: str
-    wall_s: float = 0.0
-    num_tokens: int = 0
+    work: list[Work] = field(default_factory=list)
+    num_accepted: int = 0
+    num_drafted: int = 0
+    num_later_rounds: int = 0
+    """Rounds that follow another one of their request."""
 
-    async def run(self, jobs: list[Job], concurrency: int) -> list[Generated]:
+    async def run(self, jobs: list[Job], concurrency: int) -> None:
         began = time.perf_counter()
         done = await self.client.generate_all(jobs, concurrency)
-        self.wall_s += time.perf_counter() - began
-        self.num_tokens += sum(len(generated.token_ids) for generated in done)
-        return done
+        seconds = time.perf_counter() - began
+        self.work.append(Work(sum(len(each.token_ids) for each in done), seconds))
+        self.num_accepted += sum(each.record.num_accepted_draft_tokens for each in done)
+        self.num_drafted += sum(each.record.num_draft_tokens for each in done)
+        self.num_later_rounds += sum(each.num_rounds - 1 for each in done)
+
+    def forget(self) -> None:
+        """Count from now on."""
+        self.work.clear()
+        self.num_accepted = self.num_drafted = self.num_later_rounds = 0
 
     async def counts(self) -> dict[str, float]:
         """Read the outcome cache's counters."""
@@ -74,7 +97,7 @@ class _Side:
 
 
 async def run_overlap_suite(options: OverlapOptions) -> dict[str, float]:
-    """Measure every cost, acceptance, batch and rule, off and on by turns."""
+    """Measure every cost, acceptance, batch and rule, off and on by turns; judge the choices."""
     figures: dict[str, float] = {}
     for cost in options.costs:
         for acceptance, noise in NOISES.items():
@@ -85,7 +108,8 @@ async def run_overlap_suite(options: OverlapOptions) -> dict[str, float]:
                 for rule in options.rules:
                     for batch in BATCHES:
                         name = f"overlap.c{cost}.a{acceptance}.{rule}.{batch}"
-                        figures |= await _compare(name, off, on, rule, batch)
+                        figures |= await _compare(name, off, on, rule, batch, options.num_pairs)
+    _judge(figures)
     return figures
 
 
@@ -111,38 +135,60 @@ async def _start(stack: AsyncExitStack, draft: str, num_cached_outcomes: int) ->
 
 
 async def _compare(
-    name: str, off: _Side, on: _Side, rule: AcceptanceRule, batch: int
+    name: str, off: _Side, on: _Side, rule: AcceptanceRule, batch: int, num_pairs: int
 ) -> dict[str, float]:
+    num_warm = WARM_JOBS if batch == 1 else 2 * WARM_JOBS
     for side in (off, on):
-        await side.run(_jobs(f"{name}-warm", rule, batch), batch)
-        side.wall_s, side.num_tokens = 0.0, 0
+        await side.run(_jobs(f"{name}-warm", rule, num_warm), batch)
+        side.forget()
     before = await on.counts()
-    accepted = drafted = 0
-    for turn in range(NUM_TURNS):
+    for turn in range(num_pairs):
+        jobs = _jobs(f"{name}-{turn}", rule, max(LEAST_JOBS, JOBS_PER_SESSION * batch))
         for side in (off, on) if turn % 2 == 0 else (on, off):
-            done = await side.run(_jobs(f"{name}-{turn}", rule, 2 * batch), batch)
-            accepted += sum(g.record.num_accepted_draft_tokens for g in done)
-            drafted += sum(g.record.num_draft_tokens for g in done)
+            await side.run(jobs, batch)
     after = await on.counts()
     count = {key: after[key] - before.get(key, 0.0) for key in after}
-    asked = count["hits"] + count["misses"]
-    hit_rate = count["hits"] / asked if asked else 0.0
+    foreseen = count["hits"] + count["misses"]
     draft_s = count["hidden_seconds"] + count["asked_seconds"]
-    hidden = count["hidden_seconds"] / draft_s if draft_s else 0.0
-    off_rate, on_rate = off.num_tokens / off.wall_s, on.num_tokens / on.wall_s
-    say(
-        f"{name}: accepted {accepted / drafted:.2f} of drafted, off {off_rate:.1f} tokens/s, "
-        f"on {on_rate:.1f}, ratio {on_rate / off_rate:.3f}; "
-        f"hits {hit_rate:.2f}, draft time hidden {hidden:.2f}, "
-        f"{count['branch_tokens'] / max(1.0, count['hidden_tokens']):.1f} drafted ahead per hidden"
-    )
-    return {
-        f"{name}.off_tokens_per_s": off_rate,
-        f"{name}.on_tokens_per_s": on_rate,
-        f"{name}.ratio": on_rate / off_rate,
-        f"{name}.hit_rate": hit_rate,
-        f"{name}.hidden_share": hidden,
+    ratio = ratio_of_rates(on.work, off.work)
+    if ratio is None or ratio.low is None or ratio.high is None:
+        raise RuntimeError(f"{name}: no tokens, or fewer than two pairs")
+    figures = {
+        "off_tokens_per_s": rate(off.work),
+        "on_tokens_per_s": rate(on.work),
+        "acceptance": on.num_accepted / on.num_drafted if on.num_drafted else 0.0,
+        "ratio": ratio.value,
+        "ratio_low": ratio.low,
+        "ratio_high": ratio.high,
+        "chosen_share": foreseen / on.num_later_rounds,
+        "hit_rate": count["hits"] / foreseen if foreseen else 0.0,
+        "hidden_share": count["hidden_seconds"] / draft_s if draft_s else 0.0,
+        "ahead_per_hidden": count["branch_tokens"] / max(1.0, count["hidden_tokens"]),
     }
+    say(
+        f"{name}: {ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] of "
+        f"{figures['off_tokens_per_s']:.1f} tokens/s, accepted {figures['acceptance']:.2f}; "
+        f"chosen in {figures['chosen_share']:.2f} of rounds, there hits {figures['hit_rate']:.2f}, "
+        f"draft time hidden {figures['hidden_share']:.2f}, "
+        f"{figures['ahead_per_hidden']:.1f} drafted ahead per hidden"
+    )
+    return {f"{name}.{key}": value for key, value in figures.items()}
+
+
+def _judge(figures: dict[str, float]) -> None:
+    """Say where the choice lost, and where it hid too little of the draft's time."""
+    shown = overlap(figures)
+    say(shown.title)
+    say(table(shown.header, shown.rows))
+    names = [name.removesuffix(".ratio") for name in figures if name.endswith(".ratio")]
+    lost = [name for name in names if figures[f"{name}.ratio_high"] < 1.0]
+    kept = [name for name in names if figures[f"{name}.chosen_share"] > 0.5]
+    short = [name for name in kept if figures[f"{name}.hidden_share"] < LEAST_HIDDEN]
+    say(f"slower than without it: {len(lost)} of {len(names)} {' '.join(lost)}".rstrip())
+    say(
+        f"chosen in most rounds: {len(kept)} of {len(names)}; there less than {LEAST_HIDDEN:g} of "
+        f"the draft's time hidden: {len(short)} {' '.join(short)}".rstrip()
+    )
 
 
 def _jobs(name: str, rule: AcceptanceRule, count: int) -> list[Job]:
@@ -155,7 +201,7 @@ def _jobs(name: str, rule: AcceptanceRule, count: int) -> list[Job]:
             NUM_TOKENS,
             ignore_eos=True,
         )
-        for index in range(max(3, count))
+        for index in range(count)
     ]
 
 
