@@ -99,3 +99,31 @@ def test_lookup_that_seldom_matches_is_expected_to_come_empty():
     assert expected.num_draft_tokens[8] == pytest.approx(3.0, abs=0.2)
     assert expected.num_tokens[8] == pytest.approx(4.0, abs=0.2)
     assert expected.num_draft_tokens[2] == pytest.approx(2.0, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    "rounds",
+    [
+        [(5, 5, 5), (5, 1, 0)],  # a long guess is a sure one
+        [(5, 1, 1), (5, 5, 0)],  # the other way round
+        [(5, 2, 2), (5, 4, 1), (5, 3, 0), (5, 5, 4)],
+    ],
+)
+def test_expected_tokens_are_those_that_rounds_gave_whatever_length_goes_with_acceptance(rounds):
+    """No independence is assumed between how many draft tokens come and how many are accepted."""
+    pool = fed(PoolAcceptance(), rounds * 400)
+
+    expected = RequestAcceptance(pool).expect(5, alone=False)
+
+    for k in range(1, 6):
+        given = sum(1 + min(accepted, k) for _, _, accepted in rounds) / len(rounds)
+        assert expected.num_tokens[k] == pytest.approx(given, abs=0.05)
+    drafted = sum(drafted for _, drafted, _ in rounds) / len(rounds)
+    assert expected.num_draft_tokens[5] == pytest.approx(drafted, abs=0.05)
+
+
+def test_smaller_k_teaches_nothing_of_the_positions_it_does_not_ask_for():
+    pool = fed(PoolAcceptance(), [(4, 4, 4)] * 300)
+    fed(pool, [(1, 1, 1)] * 50)
+
+    assert pool.rates(4)[3] > 0.95

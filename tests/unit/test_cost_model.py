@@ -133,3 +133,15 @@ def test_nothing_measured_costs_nothing_and_says_so():
     assert costs.num_rounds == 0
     assert costs.num_plain == 0
     assert CostModel().latest is None
+
+
+def test_tokens_looked_up_without_a_model_cost_no_draft_forward():
+    """A cascade of which half the rounds found their tokens in the text pays for the other half."""
+    found = [
+        one._replace(draft_rows=0, draft_wait_s=0.0, draft_forward_s=0.0, wall_s=0.021)
+        for one in rounds_of(20, 4)
+    ]
+    mixed = fed([one for pair in zip(rounds_of(20, 4), found, strict=True) for one in pair])
+
+    drafted_s = fed(rounds_of(40, 4)).draft.seconds(4, 1)
+    assert mixed.draft.seconds(4, 1) == pytest.approx(drafted_s / 2, rel=0.1)

@@ -12,8 +12,15 @@ from specserve.speculation.types import AcceptanceRule
 _NUM_ROUNDS = 48
 """Rounds that measure one way; twice as many where sessions share forwards."""
 
-_NUM_SETTLING = 16
-"""Rounds after a change that do not count: sessions fall into step, or out of it."""
+_NUM_PARTS = 4
+"""A try ends after so many parts of a measurement, or after any of them that ..."""
+
+_CLEAR = 1.08
+"""... was so much faster, or slower, than the other way."""
+
+_NUM_SETTLING = 4
+"""Rounds after a change that do not count; eight times as many where sessions first have to fall
+into step, or out of it."""
 
 _LEAST_GAIN = 1.02
 """Drafting ahead must be so much faster to be kept: one measurement is no surer than that."""
@@ -22,7 +29,10 @@ _NEW_SHARE = 0.5
 """Weight of the latest measurement of a way among all of them."""
 
 _LEAST_KEPT, _MOST_KEPT = 2, 64
-"""So many measurements pass until the other way is tried again: ever more while it stays slower."""
+"""So many measurements pass until the other way is tried again: ..."""
+
+_KEEP_GROWTH = 4
+"""... each time so many times as many, while it stays slower."""
 
 _LONGEST_ROUND_S = 1.0
 """A longer one was a pause, which says nothing."""
@@ -53,17 +63,17 @@ class TokensPerRound:
 class OverlapTrial:
     """One kind of load."""
 
-    def __init__(self, tokens_per_round: TokensPerRound, *, begins_on: bool, scale: int) -> None:
-        """Begin.
+    def __init__(self, tokens_per_round: TokensPerRound, *, is_alone: bool) -> None:
+        """Begin: with drafting ahead for a session alone, without it for several.
 
-        Args:
-            begins_on: draft ahead before anything is measured.
-            scale: so many times as many rounds make a measurement.
+        Alone it has its draft for itself while it is verified. Among others it may cost them more
+        than it saves: there the gain is to be seen first.
         """
-        self.is_on = begins_on
+        self.is_on = is_alone
         self.turn = 0
         """Counts the changes; a round that saw one is not to be noted."""
-        self._scale = scale
+        self._num_rounds = _NUM_ROUNDS if is_alone else 2 * _NUM_ROUNDS
+        self._num_settling = _NUM_SETTLING if is_alone else 8 * _NUM_SETTLING
         self._tokens_per_round = tokens_per_round
         self._rates: dict[bool, float] = {}
         self._drafted: list[int] = []
@@ -71,7 +81,7 @@ class OverlapTrial:
         self._seconds = 0.0
         self._is_trying = False
         self._num_kept = 0
-        self._keep = _LEAST_KEPT if begins_on else 1
+        self._keep = _LEAST_KEPT if is_alone else 1
 
     def note(self, seconds: float, num_speculative_tokens: int, num_tokens: int) -> None:
         """Count a round.
@@ -84,18 +94,32 @@ class OverlapTrial:
         if seconds > _LONGEST_ROUND_S:
             return
         self._tokens_per_round.note(num_speculative_tokens, num_tokens)
-        if self._num_settled < _NUM_SETTLING * self._scale:
+        if self._num_settled < self._num_settling:
             self._num_settled += 1
             return
         self._seconds += seconds
         self._drafted.append(num_speculative_tokens)
-        if len(self._drafted) == _NUM_ROUNDS * self._scale:
+        if len(self._drafted) == self._num_rounds or self._is_clear():
             self._end_measurement()
 
-    def _end_measurement(self) -> None:
+    @property
+    def _rate(self) -> float:
+        """Tokens a second of the rounds of this measurement; 0 if they took no time."""
         num_tokens = sum(self._tokens_per_round.mean(k) for k in self._drafted)
-        if self._seconds > 0.0:
-            rate = num_tokens / self._seconds
+        return num_tokens / self._seconds if self._seconds > 0.0 else 0.0
+
+    def _is_clear(self) -> bool:
+        """Whether a try has shown enough before it is over."""
+        other = self._rates.get(not self.is_on)
+        if not self._is_trying or other is None:
+            return False
+        if len(self._drafted) % (self._num_rounds // _NUM_PARTS):
+            return False
+        return not other / _CLEAR < self._rate < other * _CLEAR
+
+    def _end_measurement(self) -> None:
+        rate = self._rate
+        if rate:
             before = self._rates.get(self.is_on, rate)
             self._rates[self.is_on] = before + _NEW_SHARE * (rate - before)
         self._drafted, self._seconds = [], 0.0
@@ -103,7 +127,7 @@ class OverlapTrial:
         if self._is_trying:
             self.is_on = self._rates.get(True, 0.0) > _LEAST_GAIN * self._rates.get(False, 0.0)
             changes_mind = self.is_on == was_on
-            self._keep = _LEAST_KEPT if changes_mind else min(2 * self._keep, _MOST_KEPT)
+            self._keep = _LEAST_KEPT if changes_mind else min(_KEEP_GROWTH * self._keep, _MOST_KEPT)
             self._is_trying, self._num_kept = False, 0
         else:
             self._num_kept += 1
@@ -127,9 +151,6 @@ class OverlapTrials:
         """Return the trial of so many sessions at once."""
         key = (num_sessions.bit_length(), rule)
         if key not in self._trials:
-            # Alone a session has its draft for itself while it is verified. Among others it may
-            # cost them more than it saves: there the gain is to be seen first.
-            is_alone = num_sessions <= 1
             tokens = self._tokens_per_round.setdefault(rule, TokensPerRound())
-            self._trials[key] = OverlapTrial(tokens, begins_on=is_alone, scale=1 if is_alone else 2)
+            self._trials[key] = OverlapTrial(tokens, is_alone=num_sessions <= 1)
         return self._trials[key]

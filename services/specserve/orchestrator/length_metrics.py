@@ -86,7 +86,7 @@ class LengthCollector(Collector):
     def _acceptance(self) -> Iterable[Metric]:
         family = GaugeMetricFamily(
             f"{PREFIX}_learned_acceptance_rate",
-            "Share of verified draft tokens accepted at a position, given that all before were",
+            "Share of rounds that accept a position, of those that got so far and ask for it",
             labels=["method", "rule", "position"],
         )
         max_k = min(self._length.speculative.num_speculative_tokens, MAX_NUM_SPECULATIVE_TOKENS)

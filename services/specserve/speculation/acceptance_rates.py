@@ -1,9 +1,11 @@
 """What a round with draft tokens is worth in tokens, learned from the rounds that were verified.
 
-Two shares by position of the block: of the draft tokens that were asked for, those that came (a
-lookup often finds fewer, or none), and of those that were verified, those that were accepted.
-Position i is looked at when every one before it came, or was accepted. Knows counts; knows no
-token, no time and no service.
+Two shares by position of the block, of the rounds that asked for a token there: those to which one
+came (a lookup often finds fewer, or none, and an unsure draft stops), and those that accepted one.
+Position i is looked at when every one before it came, or was accepted; acceptance only in rounds to
+which some token came. A token that did not come was not accepted: where guesses are long because
+they are good, share that came times share accepted of these would be far too little.
+Knows counts; knows no token, no time and no service.
 """
 
 from __future__ import annotations
@@ -54,11 +56,11 @@ class _Counts:
     Instead of every count shrinking each round, what is new weighs more: one number fades.
     """
 
-    __slots__ = ("_accepted", "_unit", "_verified")
+    __slots__ = ("_chances", "_hits", "_unit")
 
     def __init__(self) -> None:
-        self._verified: list[float] = []
-        self._accepted: list[float] = []
+        self._chances: list[float] = []
+        self._hits: list[float] = []
         self._unit = 1.0
         """What a count of 1 is worth by now."""
 
@@ -66,36 +68,36 @@ class _Counts:
         """Let everything counted so far be worth that share of what it was."""
         self._unit *= share
         if self._unit < SMALLEST_UNIT:
-            self._verified = [count * self._unit for count in self._verified]
-            self._accepted = [count * self._unit for count in self._accepted]
+            self._chances = [count * self._unit for count in self._chances]
+            self._hits = [count * self._unit for count in self._hits]
             self._unit = 1.0
 
-    def add(self, num_draft_tokens: int, num_accepted: int) -> None:
-        """Count a round: the accepted tokens, and the one that was rejected, if any."""
-        num_verified = min(num_accepted + 1, num_draft_tokens)
-        verified, accepted, new = self._verified, self._accepted, 1.0 / self._unit
-        while len(verified) < num_verified:
-            verified.append(0.0)
-            accepted.append(0.0)
-        for position in range(num_verified):
-            verified[position] += new
-            if position < num_accepted:
-                accepted[position] += new
+    def add(self, num_asked: int, num_hits: int) -> None:
+        """Count a round: its hits, and the first position without one, if it was asked for."""
+        num_chances = min(num_hits + 1, num_asked)
+        chances, hits, new = self._chances, self._hits, 1.0 / self._unit
+        while len(chances) < num_chances:
+            chances.append(0.0)
+            hits.append(0.0)
+        for position in range(num_chances):
+            chances[position] += new
+            if position < num_hits:
+                hits[position] += new
 
     def mixed(self, position: int, prior_rate: float, prior_weight: float) -> float:
-        """Return the share accepted at a position, given that all before it were."""
-        if position >= len(self._verified):
+        """Return the share of hits at a position, given hits at all before it."""
+        if position >= len(self._chances):
             return prior_rate
-        verified, accepted = self._verified[position], self._accepted[position]
-        verified, accepted = verified * self._unit, accepted * self._unit
-        return (accepted + prior_weight * prior_rate) / (verified + prior_weight)
+        chances, hits = self._chances[position], self._hits[position]
+        chances, hits = chances * self._unit, hits * self._unit
+        return (hits + prior_weight * prior_rate) / (chances + prior_weight)
 
     def is_unlike(self, rates: list[float]) -> bool:
-        """Say whether what was accepted is more, or less, than chance makes of these rates."""
+        """Say whether there were more hits, or fewer, than chance makes of these rates."""
         surplus = variance = 0.0
-        for verified, accepted, rate in zip(self._verified, self._accepted, rates, strict=False):
-            surplus += accepted - verified * rate
-            variance += verified * rate * (1 - rate)
+        for chances, hits, rate in zip(self._chances, self._hits, rates, strict=False):
+            surplus += hits - chances * rate
+            variance += chances * rate * (1 - rate)
         return surplus * surplus * self._unit > UNLIKE * UNLIKE * variance
 
 
@@ -115,13 +117,15 @@ class PoolAcceptance:
         self.num_rounds += 1
         if self._wider is not None:
             self._wider.observe(num_asked, num_draft_tokens, num_accepted)
-        self._accepted.fade(POOL_FADE)
-        self._accepted.add(num_draft_tokens, num_accepted)
+        if num_draft_tokens:
+            self._accepted.fade(POOL_FADE)
+            self._accepted.add(num_asked, num_accepted)
         self._offered.fade(POOL_FADE)
         self._offered.add(num_asked, num_draft_tokens)
 
     def rates(self, max_k: int) -> list[float]:
-        """Return [max_k] shares accepted by position, given that all before were accepted.
+        """Return [max_k] shares of rounds that accept a position, of those that ask for a token
+        there and accepted all before.
 
         A position with little evidence takes after the one before it.
         """
@@ -158,8 +162,9 @@ class RequestAcceptance:
     def observe(self, num_asked: int, num_draft_tokens: int, num_accepted: int) -> None:
         """Take a round, here and in the pool."""
         self._pool.observe(num_asked, num_draft_tokens, num_accepted)
-        self._accepted.fade(REQUEST_FADE)
-        self._accepted.add(num_draft_tokens, num_accepted)
+        if num_draft_tokens:
+            self._accepted.fade(REQUEST_FADE)
+            self._accepted.add(num_asked, num_accepted)
         self._offered.fade(REQUEST_FADE)
         self._offered.add(num_asked, num_draft_tokens)
 
@@ -190,7 +195,7 @@ class RequestAcceptance:
             came *= offers[position] if position else 1.0
             reached *= rates[position]
             drafted.append(drafted[-1] + came)
-            tokens.append(tokens[-1] + came * reached)
+            tokens.append(tokens[-1] + reached)
         return Expectation(drafted, tokens, 1 - offers[0] if max_k else 0.0)
 
     def _own_rates(self, pool_rates: list[float]) -> list[float]:

@@ -100,18 +100,19 @@ class DraftCosts:
         """Per token drafted, by the sessions drafting together."""
         self.call_s = RecentMean()
         """What is neither queue nor forward: transport."""
-        self.hidden_share = RecentMean(CROWD_WINDOW)
-        """Of the draft tokens, those that were ready when they were asked for."""
+        self.free_share = RecentMean(CROWD_WINDOW)
+        """Of the draft tokens, those that no round waited a forward for: they were ready when they
+        were asked for, or looked up without a model."""
 
     def observe(self, timing: RoundTiming, now: float) -> None:
         """Learn from a proposal."""
         busy_s = timing.draft_queue_s + timing.draft_forward_s
         self.call_s.add(max(0.0, timing.draft_wait_s - busy_s), now)
         k = timing.num_draft_tokens
-        num_asked = k - timing.num_hidden_tokens
-        self.hidden_share.add(timing.num_hidden_tokens / k, now)
-        if timing.draft_rows and num_asked > 0:
-            self.curve.add(timing.draft_rows, timing.draft_forward_s / num_asked, now)
+        num_waited = k - timing.num_hidden_tokens if timing.draft_rows else 0
+        self.free_share.add(1 - num_waited / k, now)
+        if num_waited:
+            self.curve.add(timing.draft_rows, timing.draft_forward_s / num_waited, now)
 
     def observe_late(self, waited_s: float, now: float) -> None:
         """Learn from a proposal that had not come when its round went on without it."""
@@ -119,7 +120,7 @@ class DraftCosts:
 
     def seconds(self, k: int, num_sessions: float) -> float:
         """Return the forwards of a proposal of K tokens that its round waits for."""
-        return k * (1 - self.hidden_share.value()) * self.curve.seconds(num_sessions)
+        return k * (1 - self.free_share.value()) * self.curve.seconds(num_sessions)
 
 
 class CostModel:

@@ -17,12 +17,11 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
 from specserve.speculation.types import AcceptanceRule, SamplingParams
-from specserve.tools.bench.figure_tables import overlap
 from specserve.tools.bench.statistics import Work, rate, ratio_of_rates
 from specserve.tools.generation_client import GenerationClient, Job
 from specserve.tools.held_port import HeldPort
 from specserve.tools.local import LocalPair, PairSpec
-from specserve.tools.terminal import say, table
+from specserve.tools.terminal import say
 
 TARGET_STEP_MS = 20.0
 COSTS = (0.1, 0.25)
@@ -177,9 +176,6 @@ async def _compare(
 
 def _judge(figures: dict[str, float]) -> None:
     """Say where the choice lost, and where it hid too little of the draft's time."""
-    shown = overlap(figures)
-    say(shown.title)
-    say(table(shown.header, shown.rows))
     names = [name.removesuffix(".ratio") for name in figures if name.endswith(".ratio")]
     lost = [name for name in names if figures[f"{name}.ratio_high"] < 1.0]
     kept = [name for name in names if figures[f"{name}.chosen_share"] > 0.5]
