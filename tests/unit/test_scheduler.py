@@ -167,9 +167,9 @@ class TimedRunner(ToyRunner):
         return super().forward(batch)
 
 
-def timed_engine(step_s: float) -> tuple[Engine, Clock]:
+def timed_engine(step_s: float, **config: int) -> tuple[Engine, Clock]:
     clock = Clock()
-    engine = toy_engine(clock=clock, enable_prefix_caching=False)
+    engine = toy_engine(clock=clock, enable_prefix_caching=False, **config)
     runner = engine._runner
     assert isinstance(runner, ToyRunner)
     runner.__class__ = TimedRunner
@@ -197,13 +197,19 @@ def run_forced(engine: Engine, clock: Clock, caller: Caller) -> list[VerifyReply
     return [reply for reply in output.replies if isinstance(reply, VerifyReply)]
 
 
-def prepared(step_s: float, num_late: int = 3) -> tuple[Engine, Clock, list[Caller]]:
-    """One session calls; the others were just answered and call again in about 2 ms."""
+def answered(step_s: float, num_sessions: int = 4) -> tuple[Engine, Clock, list[Caller]]:
+    """All sessions were just answered, and call again in about 2 ms."""
     engine, clock = timed_engine(step_s)
-    callers = [Caller(str(i), [i, 2, 3], GREEDY) for i in range(num_late + 1)]
+    callers = [Caller(str(i), [i, 2, 3], GREEDY) for i in range(num_sessions)]
     rhythm(engine, clock, callers, [0.002] * len(callers))
     for session in engine._sessions:
         session.replied_at = clock.now
+    return engine, clock, callers
+
+
+def prepared(step_s: float, num_late: int = 3) -> tuple[Engine, Clock, list[Caller]]:
+    """One session calls; the others were just answered and call again in about 2 ms."""
+    engine, clock, callers = answered(step_s, num_late + 1)
     engine.submit(callers[0].verify([1] * 4))
     return engine, clock, callers
 
@@ -255,10 +261,50 @@ def test_a_forward_of_no_time_is_never_held():
     assert engine.wait_s() == 0.0
 
 
-def test_prefill_work_is_never_held():
-    engine, _, _ = prepared(step_s=0.020)
-    engine.submit(Caller("new", PROMPT * 20).verify())
+def test_a_prompt_is_held_for_calls_that_are_about_to_come():
+    """It would take a forward to itself, and the three others would wait for that."""
+    engine, clock, callers = answered(step_s=0.020)
+    engine.submit(Caller("new", PROMPT * 5).verify())
+    assert engine.wait_s() == pytest.approx(0.002, rel=0.2)
+    clock.now += 0.002
+    for caller in callers[1:]:
+        engine.submit(caller.verify([1] * 4))
+    clock.now += engine.wait_s() or 0.0
+    output = engine.step()
+    assert output is not None
+    assert {reply.session_id for reply in output.replies} == {"new", "1", "2", "3"}
+
+
+def test_a_prompt_that_is_being_read_is_not_held_between_its_chunks():
+    engine, clock = timed_engine(0.020, max_num_batched_tokens=65)
+    opened(engine, *(Caller(str(i), [i, 2, 3], GREEDY) for i in range(4)))
+    engine.submit(Caller("new", PROMPT * 40).verify())
+    assert engine.step() is None, "a chunk of several"
+    for session in engine._sessions:
+        session.gaps_s.append(0.002)
+        session.replied_at = clock.now
     assert engine.wait_s() == 0.0
+
+
+def test_calls_that_come_on_the_beat_are_not_missed_by_a_hair():
+    """Every gap was 2 ms to the microsecond; the next one is 2.05 ms."""
+    engine, clock, callers = prepared(step_s=0.020)
+    for session in engine._sessions:
+        session.gaps_s.extend([0.002] * 8)
+    clock.now += 0.00205
+    assert engine.wait_s(), "it is still held"
+    for caller in callers[1:]:
+        engine.submit(caller.verify([1] * 4))
+    output = engine.step()
+    assert output is not None
+    assert len(output.replies) == 4
+
+
+def test_a_call_of_a_size_that_never_ran_is_held_by_the_time_of_the_nearest():
+    """Forwards of four rows of five tokens were measured, none of one row of two."""
+    engine, _, callers = answered(step_s=0.020)
+    engine.submit(callers[0].verify([1]))
+    assert engine.wait_s() == pytest.approx(0.002, rel=0.2)
 
 
 def test_sessions_that_fell_silent_are_not_waited_for():

@@ -17,10 +17,6 @@ class ForwardTimes:
         old = self._seconds.get(bucket)
         self._seconds[bucket] = seconds if old is None else old + _WEIGHT * (seconds - old)
 
-    def expected(self, num_tokens: int) -> float:
-        """Return the expected time of a forward; 0 while nothing like it was measured."""
-        return self._seconds.get(num_tokens.bit_length(), 0.0)
-
     def nearest(self, num_tokens: int) -> float:
         """Return the time of the most like forward that was measured; 0 while none was.
 

@@ -19,6 +19,10 @@ _READY_EXTRA_TOKENS = 16
 _PREFILL_SHARE = 4
 """The oldest prefill gets 1/4 of the token budget even when ready calls could fill all of it."""
 
+_LATE = 0.1
+"""Calls may come later than ever by this share of their gap: where rhythms are steady a hold that
+ended on the beat would miss half of them by a hair, each for a whole forward."""
+
 _LEAST_HELD_FORWARD_S = 1e-3
 """Below this a forward is cheaper than the timer that would hold it."""
 
@@ -118,25 +122,26 @@ class Scheduler:
     ) -> float:
         """Return how long to wait for calls that are about to come; 0 to run now.
 
-        With m calls ready and e more expected within w: hold iff e * (T - w) > m * w, T being the
+        With m calls here and e more expected within w: hold iff e * (T - w) > m * w, T being the
         time of a forward. Sessions that answer a little late would otherwise lock into two
-        alternating half-empty batches.
+        alternating half-empty batches, and a prompt that comes while the others are drafted for
+        would take a forward to itself.
         """
         if self._hold_until is not None and now >= self._hold_until:
             return 0.0
         calls = list(calls)
         num_tokens = 0
         for call in calls:
-            if call.is_started or call.runs_alone or not self._is_ready(call):
+            if call.is_started or call.runs_alone:
                 self._hold_until = None
                 return 0.0
             num_tokens += call.num_remaining
-        forward_s = self._times.expected(num_tokens)
+        forward_s = self._times.nearest(min(num_tokens, self._max_num_batched_tokens))
         if not calls or forward_s < _LEAST_HELD_FORWARD_S or len(calls) >= self._max_num_seqs:
             return 0.0
         expected = [
             (wait, 1 / len(waits))
-            for waits in (session.due_in_s(now) for session in sessions)
+            for waits in (session.due_in_s(now, _LATE) for session in sessions)
             for wait in waits
         ]
         count, best_gain, best_wait = 0.0, 0.0, 0.0

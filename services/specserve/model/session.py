@@ -123,13 +123,16 @@ class KvSession:
             self.replied_at is not None and now - self.replied_at < _LONGEST_ROUND_GAP_S
         )
 
-    def due_in_s(self, now: float) -> list[float]:
+    def due_in_s(self, now: float, late: float = 0.0) -> list[float]:
         """Return in how many seconds the next call may come, each as likely as the others.
 
         Those of the last gaps that are not over yet. Empty while a call is here, while nothing is
         known, and when the call is later than it ever was.
+
+        Args:
+            late: take every gap for longer, by this share of it.
         """
         if self.replied_at is None:
             return []
-        silent_s = now - self.replied_at
-        return [gap - silent_s for gap in self.gaps_s if gap > silent_s]
+        silent_s, stretch = now - self.replied_at, 1.0 + late
+        return [gap * stretch - silent_s for gap in self.gaps_s if gap * stretch > silent_s]

@@ -14,6 +14,10 @@ from specserve.rpc.link import FrameLink
 MAX_PREFIXES = 16_384
 """Prefixes remembered by an orchestrator, the latest used: about 100 bytes each."""
 
+WAITING_WEIGHT = 0.2
+"""What a call that waits counts beside its session, which is counted as well. Little: calls also
+wait for others to share a forward with, and a target held so is no fuller than its neighbour."""
+
 
 class SeenPrefixes:
     """The prefixes of the latest sessions: what was seen before may be cached."""
@@ -46,7 +50,7 @@ def candidate_of(link: FrameLink[Any, Any], num_tokens: int) -> Candidate:
     since = own - link.num_sessions_at_load
     if since > 0:
         since *= max(1, load.num_callers)
-    num_sessions = max(own, load.num_sessions + since) + load.num_waiting
+    num_sessions = max(own, load.num_sessions + since) + WAITING_WEIGHT * load.num_waiting
     if load.num_blocks == 0:
         return Candidate(link.address, num_sessions, 1.0, has_room=True)
     block_size = max(1, link.model.block_size) if link.model else 1

@@ -48,7 +48,8 @@ class Candidate:
 
     address: str
     num_sessions: float
-    """Sessions and waiting calls, those included that its last report cannot know of."""
+    """Sessions, those included that its last report cannot know of, and a little for each call that
+    waits."""
     free_share: float
     """Of its KV blocks, those that nobody holds, in [0, 1]; 1 without a pool."""
     has_room: bool

@@ -63,19 +63,20 @@ async def test_fuller_cache_is_avoided() -> None:
 
 async def test_report_is_read_with_what_was_opened_since_here_and_by_others() -> None:
     """Three orchestrators call: two sessions opened here since count as six, their blocks too; the
-    next report tells of them all, and a replica that says nothing of callers has one."""
+    next report tells of them all, and a replica that says nothing of callers has one. A call that
+    waits counts a little."""
     async with pool_of(FakeReplica()) as (_, (link,)):
         link.load = EngineLoad(80, 100, 5, 1, 1, num_callers=3)
         link.num_sessions_at_load = 1
         link.sessions.update("abc")
         found = candidate_of(link, 4)
-        assert (found.num_sessions, found.free_share) == (5 + 6 + 1, (80 - 6 * 4) / 100)
+        assert (found.num_sessions, found.free_share) == (5 + 6 + 0.2, (80 - 6 * 4) / 100)
         assert candidate_of(link, 9).has_room
         assert not candidate_of(link, 12).has_room
         link.load = EngineLoad(80, 100, 5, 1, 1)
-        assert candidate_of(link, 4).num_sessions == 5 + 2 + 1
+        assert candidate_of(link, 4).num_sessions == 5 + 2 + 0.2
         link.sessions.clear()
-        assert candidate_of(link, 4).num_sessions == 5 - 1 + 1
+        assert candidate_of(link, 4).num_sessions == 5 - 1 + 0.2
 
 
 async def test_reports_tell_how_many_sessions_were_known_when_they_came() -> None:
