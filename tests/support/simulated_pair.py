@@ -133,7 +133,7 @@ class _Request:
         """Chosen while the devices were busy with the last round."""
         self._controller: LengthController | None = None
         if fixed_k is None:
-            self._controller = sim.pool.open(sim.acceptance, SHORT_STEPS, sim.pair.k)
+            self._controller = sim.pool.open(sim.acceptance, SHORT_STEPS, sim.pair.k, sim.clock.now)
             sim.controllers.append(self._controller)
 
     def decode(self) -> Generator[_Wait, None, None]:

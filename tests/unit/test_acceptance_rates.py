@@ -22,7 +22,7 @@ def test_tokens_after_the_first_rejection_count_nowhere():
     """Of K = 4 with one accepted, positions 0 and 1 were verified; 2 and 3 were not."""
     pool = fed(PoolAcceptance(), [(4, 4, 1)] * 400)
 
-    first, second, third, fourth = pool.rates(4)
+    first, second, third, fourth = pool.rates(4).accepted
     assert first == pytest.approx(1.0, abs=0.02)
     assert second == pytest.approx(0.0, abs=0.02)
     # Never verified: they take after the position before them.
@@ -32,11 +32,11 @@ def test_tokens_after_the_first_rejection_count_nowhere():
 
 def test_new_request_starts_from_its_pool_and_an_unknown_pool_from_the_prior():
     pool = PoolAcceptance()
-    assert RequestAcceptance(pool).expect(1, alone=False).num_tokens[1] == 1 + PRIOR_RATE
+    assert pool.rates(1).expect().num_tokens[1] == 1 + PRIOR_RATE
 
     fed(pool, [(4, 4, 4)] * 300)
 
-    assert RequestAcceptance(pool).expect(4, alone=False).num_tokens[4] > 4.9
+    assert pool.rates(4).expect().num_tokens[4] > 4.9
 
 
 def test_new_tenant_starts_from_all_tenants_and_then_goes_its_own_way():
@@ -45,12 +45,12 @@ def test_new_tenant_starts_from_all_tenants_and_then_goes_its_own_way():
     tenant = PoolAcceptance(wider)
     before = wider.num_rounds
 
-    assert tenant.rates(1)[0] > 0.95
+    assert tenant.rates(1).accepted[0] > 0.95
     fed(tenant, [(4, 4, 0)] * 60)
 
-    assert tenant.rates(1)[0] < 0.1
+    assert tenant.rates(1).accepted[0] < 0.1
     assert wider.num_rounds == before + 60
-    assert wider.rates(1)[0] > 0.6
+    assert wider.rates(1).accepted[0] > 0.6
 
 
 def test_request_like_its_pool_is_not_told_apart_by_chance():
@@ -65,7 +65,7 @@ def test_request_like_its_pool_is_not_told_apart_by_chance():
             while accepted < 4 and chance.random() < 0.6:
                 accepted += 1
             request.observe(4, 4, accepted)
-        unlike += request.is_unlike(4)
+        unlike += request.is_unlike(pool.rates(4))
 
     assert unlike <= 12  # 1.2 % each at 2.5 deviations, and rates that move a little
 
@@ -74,8 +74,8 @@ def test_request_unlike_its_pool_is_told_apart_within_a_few_rounds():
     pool = fed(PoolAcceptance(), [(4, 4, 3)] * 300)
     request = fed(RequestAcceptance(pool), [(4, 4, 0)] * 6)
 
-    assert request.is_unlike(4)
-    assert request.expect(4, alone=True).num_tokens[4] < 1.7
+    assert request.is_unlike(pool.rates(4))
+    assert request.own(pool.rates(4)).expect().num_tokens[4] < 1.7
 
 
 def test_opinion_from_long_ago_gives_way_to_a_new_probe():
@@ -85,8 +85,8 @@ def test_opinion_from_long_ago_gives_way_to_a_new_probe():
     request.fade(300)
     fed(request, [(1, 1, 1)] * 3)
 
-    own = request.expect(1, alone=True).num_tokens[1] - 1
-    assert own > pool.rates(1)[0]
+    own = request.own(pool.rates(1)).expect().num_tokens[1] - 1
+    assert own > pool.rates(1).accepted[0]
     assert own > 0.4
 
 
@@ -94,7 +94,7 @@ def test_lookup_that_seldom_matches_is_expected_to_come_empty():
     """Half the rounds find nothing, the others three of eight: both are in what is expected."""
     pool = fed(PoolAcceptance(), [(8, 3, 3), (8, 0, 0)] * 200)
 
-    expected = RequestAcceptance(pool).expect(8, alone=False)
+    expected = pool.rates(8).expect()
     assert expected.share_empty == pytest.approx(0.5, abs=0.02)
     assert expected.num_draft_tokens[8] == pytest.approx(3.0, abs=0.2)
     assert expected.num_tokens[8] == pytest.approx(4.0, abs=0.2)
@@ -113,7 +113,7 @@ def test_expected_tokens_are_those_that_rounds_gave_whatever_length_goes_with_ac
     """No independence is assumed between how many draft tokens come and how many are accepted."""
     pool = fed(PoolAcceptance(), rounds * 400)
 
-    expected = RequestAcceptance(pool).expect(5, alone=False)
+    expected = pool.rates(5).expect()
 
     for k in range(1, 6):
         given = sum(1 + min(accepted, k) for _, _, accepted in rounds) / len(rounds)
@@ -126,4 +126,4 @@ def test_smaller_k_teaches_nothing_of_the_positions_it_does_not_ask_for():
     pool = fed(PoolAcceptance(), [(4, 4, 4)] * 300)
     fed(pool, [(1, 1, 1)] * 50)
 
-    assert pool.rates(4)[3] > 0.95
+    assert pool.rates(4).accepted[3] > 0.95

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specserve.speculation.acceptance_rates import Expectation
+from specserve.speculation.acceptance_rates import Expectation, PoolAcceptance
 from specserve.speculation.cost_model import RoundCosts
 from specserve.speculation.length_choice import (
     MARGIN,
@@ -13,6 +13,7 @@ from specserve.speculation.length_choice import (
     best_of,
     options_of,
 )
+from specserve.speculation.length_pool import LengthPool
 from specserve.speculation.length_table import length_by_batch_size
 from specserve.speculation.probe_budget import (
     LONGEST_PAUSE_S,
@@ -125,6 +126,18 @@ def test_a_pause_earns_no_probes():
     budget = ProbeBudget(0.0)
     budget.accrue(1, 3600.0)
     assert budget.credit_s == pytest.approx(PROBE_SHARE * LONGEST_PAUSE_S)
+
+
+def test_time_without_requests_earns_nothing():
+    """One request of 0.4 s every 2 s: probing may lose a share of the 0.4 s, not of the 2."""
+    pool = LengthPool(0.0)
+    acceptance = PoolAcceptance()
+    for number in range(100):
+        began = 2.0 * number
+        controller = pool.open(acceptance, 1, 4, began)
+        pool.budget.accrue(1, began + 0.4)
+        pool.close(controller)
+    assert pool.budget.credit_s == pytest.approx(PROBE_SHARE * 0.4 * 100)
 
 
 @pytest.mark.parametrize(

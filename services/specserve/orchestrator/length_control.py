@@ -21,7 +21,7 @@ from specserve.config import (
 from specserve.errors import InvalidRequest
 from specserve.orchestrator.pool import DraftLink, TargetLink
 from specserve.orchestrator.request_state import RequestState
-from specserve.speculation.acceptance_rates import PoolAcceptance, RequestAcceptance
+from specserve.speculation.acceptance_rates import PoolAcceptance
 from specserve.speculation.cost_model import Load
 from specserve.speculation.draft_demand import fast_draft_length
 from specserve.speculation.length_choice import Option, SpeculationMode, options_of
@@ -120,8 +120,7 @@ class LengthControl:
             self.config.num_decode_steps,
             self.clock(),
         )
-        acceptance = RequestAcceptance(used)
-        return options_of(acceptance.expect(len(costs.round_s) - 1, alone=False), costs, 1)
+        return options_of(used.rates(len(costs.round_s) - 1).expect(), costs, 1)
 
     def draft_demand(self, num_sessions: int) -> float:
         """Return the sessions' worth of drafting that running requests could use, were it fast.
@@ -170,8 +169,8 @@ class LengthControl:
         costs = pool.costs.costs_of_fast_draft(
             num_sessions, max_k, self.config.num_decode_steps, self.clock()
         )
-        expected = RequestAcceptance(acceptance).expect(max_k, alone=False)
-        return fast_draft_length(options_of(expected, costs, 1)) / max_k
+        options = options_of(acceptance.rates(max_k).expect(), costs, 1)
+        return fast_draft_length(options) / max_k
 
     def _most_used(self, method: SpeculativeMethod) -> PoolAcceptance | None:
         used = [kept for (name, _), kept in self._by_method.items() if name == method]
@@ -185,7 +184,7 @@ class LengthControl:
             return None
         acceptance = self._acceptance(tenant_salt, state.method, state.sampling.rule)
         return self.pool(state.method).open(
-            acceptance, num_steps_without, state.num_speculative_tokens
+            acceptance, num_steps_without, state.num_speculative_tokens, self.clock()
         )
 
     def _acceptance(

@@ -91,7 +91,7 @@ class LengthCollector(Collector):
         )
         max_k = min(self._length.speculative.num_speculative_tokens, MAX_NUM_SPECULATIVE_TOKENS)
         for (method, rule), pool in self._length.acceptances.items():
-            for position, rate in enumerate(pool.rates(max_k)):
+            for position, rate in enumerate(pool.rates(max_k).accepted):
                 family.add_metric([method, rule, str(position)], rate)
         yield family
 

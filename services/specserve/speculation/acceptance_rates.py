@@ -50,6 +50,29 @@ class Expectation:
     """Of the rounds that ask, those to which no draft token comes."""
 
 
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Shares by position, [max_k] each, given that all before it came, or were accepted."""
+
+    accepted: list[float]
+    """Of the rounds that ask for a token there and to which any came: those that accept it."""
+    offered: list[float]
+    """Of the rounds that ask for a token there: those to which it comes."""
+
+    def expect(self) -> Expectation:
+        """Return what a round is worth at each K."""
+        drafted, tokens, came, reached = [0.0], [1.0], 1.0, 1.0
+        for position, (accepted, offered) in enumerate(
+            zip(self.accepted, self.offered, strict=True)
+        ):
+            # The first token is there: rounds to which none comes are counted apart.
+            came *= offered if position else 1.0
+            reached *= accepted
+            drafted.append(drafted[-1] + came)
+            tokens.append(tokens[-1] + reached)
+        return Expectation(drafted, tokens, 1 - self.offered[0] if self.offered else 0.0)
+
+
 class _Counts:
     """Chances and hits by position, the old ones worth less and less.
 
@@ -123,27 +146,20 @@ class PoolAcceptance:
         self._offered.fade(POOL_FADE)
         self._offered.add(num_asked, num_draft_tokens)
 
-    def rates(self, max_k: int) -> list[float]:
-        """Return [max_k] shares of rounds that accept a position, of those that ask for a token
-        there and accepted all before.
+    def rates(self, max_k: int) -> Rates:
+        """Return what is known by now of K = 1 ... max_k.
 
         A position with little evidence takes after the one before it.
         """
         wider = None if self._wider is None else self._wider.rates(max_k)
-        rates, rate = [], PRIOR_RATE
+        accepted, offered, rate = [], [], PRIOR_RATE
         for position in range(max_k):
-            prior = rate if wider is None else wider[position]
+            prior = rate if wider is None else wider.accepted[position]
             rate = self._accepted.mixed(position, prior, POOL_PRIOR_WEIGHT)
-            rates.append(rate)
-        return rates
-
-    def offers(self, max_k: int) -> list[float]:
-        """Return [max_k] shares that come by position, given that all before came."""
-        wider = [1.0] * max_k if self._wider is None else self._wider.offers(max_k)
-        return [
-            self._offered.mixed(position, prior, POOL_PRIOR_WEIGHT)
-            for position, prior in enumerate(wider)
-        ]
+            accepted.append(rate)
+            prior = 1.0 if wider is None else wider.offered[position]
+            offered.append(self._offered.mixed(position, prior, POOL_PRIOR_WEIGHT))
+        return Rates(accepted, offered)
 
 
 class RequestAcceptance:
@@ -174,39 +190,23 @@ class RequestAcceptance:
         self._accepted.fade(share)
         self._offered.fade(share)
 
-    def is_unlike(self, max_k: int) -> bool:
+    def is_unlike(self, pool: Rates) -> bool:
         """Say whether this request goes its own way."""
-        return self._accepted.is_unlike(self._pool.rates(max_k)) or self._offered.is_unlike(
-            self._pool.offers(max_k)
-        )
+        return self._accepted.is_unlike(pool.accepted) or self._offered.is_unlike(pool.offered)
 
-    def expect(self, max_k: int, *, alone: bool) -> Expectation:
-        """Return what a round is worth at each K, by the pool or by this request alone."""
-        rates, offers = self._pool.rates(max_k), self._pool.offers(max_k)
-        if alone:
-            rates = self._own_rates(rates)
-            offers = [
-                self._offered.mixed(position, offer, REQUEST_PRIOR_WEIGHT)
-                for position, offer in enumerate(offers)
-            ]
-        drafted, tokens, came, reached = [0.0], [1.0], 1.0, 1.0
-        for position in range(max_k):
-            # The first token is there: rounds to which none comes are counted apart.
-            came *= offers[position] if position else 1.0
-            reached *= rates[position]
-            drafted.append(drafted[-1] + came)
-            tokens.append(tokens[-1] + reached)
-        return Expectation(drafted, tokens, 1 - offers[0] if max_k else 0.0)
-
-    def _own_rates(self, pool_rates: list[float]) -> list[float]:
-        """Mix what this request was seen to accept with what its pool does.
+    def own(self, pool: Rates) -> Rates:
+        """Mix what this request was seen to do with what its pool does.
 
         Where the first token is accepted less than in the pool, the later ones, which are then
         seldom reached, are taken to be as well.
         """
-        rates, ratio = [], 1.0
-        for position, rate in enumerate(pool_rates):
+        accepted, ratio = [], 1.0
+        for position, rate in enumerate(pool.accepted):
             own = self._accepted.mixed(position, min(1.0, ratio * rate), REQUEST_PRIOR_WEIGHT)
             ratio = own / rate if rate > 0 else 1.0
-            rates.append(own)
-        return rates
+            accepted.append(own)
+        offered = [
+            self._offered.mixed(position, rate, REQUEST_PRIOR_WEIGHT)
+            for position, rate in enumerate(pool.offered)
+        ]
+        return Rates(accepted, offered)

@@ -8,6 +8,7 @@ handed in.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -139,6 +140,8 @@ class CostModel:
         self._crowding: dict[tuple[int, int], RecentMean] = {}
         # {(K, sessions in octaves): measured / expected}
         self._costs: RoundCosts | None = None
+        self._together: list[float] = []
+        """[max_k] what its rounds with K > 0 would take without crowding."""
         self._asked: tuple[int, ...] = ()
         self._refreshed_at = float("-inf")
 
@@ -162,7 +165,7 @@ class CostModel:
         k = timing.num_draft_tokens
         if k != load.common_k:
             return
-        expected_s = self._together_s(k, load.num_sessions, load.num_draft_sessions)
+        expected_s = self._expected_s(k, load)
         if expected_s > 0:
             key = (k, load.num_sessions.bit_length())
             crowding = self._crowding.setdefault(key, RecentMean(CROWD_WINDOW))
@@ -178,7 +181,8 @@ class CostModel:
         ):
             self.curve.refresh(now)
             self.draft.curve.refresh(now)
-            self._costs = self._work_out(load, max_k, num_steps, now)
+            self._together = self._together_by_k(load, max_k)
+            self._costs = self._work_out(load, self._together, num_steps, now)
             self._asked, self._refreshed_at = asked, now
         return self._costs
 
@@ -187,7 +191,8 @@ class CostModel:
     ) -> RoundCosts:
         """Return what each K would cost if proposals came at once."""
         self.curve.refresh(now)
-        costs = self._work_out(Load(num_sessions, 1, 0), max_k, num_steps, now)
+        load = Load(num_sessions, 1, 0)
+        costs = self._work_out(load, self._together_by_k(load, max_k), num_steps, now)
         rest_s = self.round_s.value()
         round_s = [self.curve.seconds(num_sessions * (k + 1)) + rest_s for k in range(1, max_k + 1)]
         return replace(costs, round_s=(costs.plain_s, *round_s))
@@ -202,15 +207,16 @@ class CostModel:
         costs = self._costs
         return costs.round_s[k] if costs is not None and k < len(costs.round_s) else 0.0
 
-    def _work_out(self, load: Load, max_k: int, num_steps: int, now: float) -> RoundCosts:
+    def _work_out(
+        self, load: Load, together_s: Sequence[float], num_steps: int, now: float
+    ) -> RoundCosts:
         sessions = load.num_sessions
         alone_s = self.curve.seconds(sessions)
         token_s, call_s = alone_s + self.plain_token_s.value(), self.plain_call_s.value()
         plain_s = token_s + call_s / num_steps
         round_s, delay_s = [plain_s], [0.0]
-        for k in range(1, max_k + 1):
-            together_s = self._together_s(k, sessions, load.num_draft_sessions)
-            round_s.append(self.crowding(k, sessions, now) * together_s)
+        for k, seconds in enumerate(together_s, 1):
+            round_s.append(self.crowding(k, sessions, now) * seconds)
             delay_s.append((sessions - 1) * max(0.0, self.curve.seconds(sessions + k) - alone_s))
         return RoundCosts(
             plain_s=plain_s,
@@ -224,6 +230,12 @@ class CostModel:
             plain_at=self.plain_token_s.updated_at,
         )
 
+    def _expected_s(self, k: int, load: Load) -> float:
+        sessions = (load.num_sessions, load.num_draft_sessions)
+        if sessions == self._asked[:2] and k <= len(self._together):
+            return self._together[k - 1]
+        return self._together_s(k, *sessions)
+
     def crowding(self, k: int, num_sessions: int, now: float) -> float:
         """Return how much longer rounds take than expected; 1 while that is not known."""
         known = self._crowding.get((k, num_sessions.bit_length()))
@@ -231,6 +243,10 @@ class CostModel:
             return 1.0
         ratio = min(max(known.value(), 0.5), 2.0)
         return (known.count * ratio + CROWD_PRIOR) / (known.count + CROWD_PRIOR)
+
+    def _together_by_k(self, load: Load, max_k: int) -> list[float]:
+        sessions = (load.num_sessions, load.num_draft_sessions)
+        return [self._together_s(k, *sessions) for k in range(1, max_k + 1)]
 
     def _together_s(self, k: int, num_sessions: float, num_draft_sessions: float) -> float:
         """Return the time of a round when all take part: in step, or in two halves by turns."""

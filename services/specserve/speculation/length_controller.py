@@ -19,6 +19,7 @@ from specserve.speculation.length_choice import (
     best_of,
     options_of,
 )
+from specserve.speculation.pool_options import PoolOptions
 from specserve.speculation.probe_budget import ProbeBudget
 
 SHORT_STEPS = 4
@@ -43,6 +44,7 @@ class LengthController:
     def __init__(
         self,
         pool: PoolAcceptance,
+        pool_options: PoolOptions,
         standing: Standing,
         budget: ProbeBudget,
         num_steps_without: int,
@@ -50,10 +52,13 @@ class LengthController:
         """Begin a request.
 
         Args:
+            pool_options: what the requests like this one choose from.
             standing: the choice of the requests like this one, shared by them.
             num_steps_without: tokens decoded ahead in a round to which no draft token comes.
         """
         self.acceptance = RequestAcceptance(pool)
+        self._pool = pool
+        self._pool_options = pool_options
         self._common = standing
         self._own: Standing | None = None
         """The request's own choice, once it is unlike its pool."""
@@ -98,13 +103,16 @@ class LengthController:
             return Choice(0, Reason.WARMUP, SHORT_STEPS)
         if costs.num_plain < WARMUP_CALLS:
             return Choice(0, Reason.WARMUP, SHORT_STEPS)
-        alone = self.acceptance.is_unlike(max_k)
-        if not alone:
+        rates = self._pool_options.rates(self._pool, costs)
+        options: Sequence[Option]
+        if self.acceptance.is_unlike(rates):
+            self._own = self._own or Standing(self._common.k)
+            expected = self.acceptance.own(rates).expect()
+            options = options_of(expected, costs, self._num_steps_without)
+        else:
             self._own = None
-        elif self._own is None:
-            self._own = Standing(self._common.k)
-        expected = self.acceptance.expect(max_k, alone=alone)
-        options = self._options = options_of(expected, costs, self._num_steps_without)
+            options = self._pool_options.options(self._pool, costs, self._num_steps_without)
+        self._options = options
         reason = (self._own or self._common).settle(options, now)
         return self._choose(options, costs, reason, now)
 

@@ -17,6 +17,7 @@ from specserve.speculation.cost_model import (
 )
 from specserve.speculation.length_choice import Choice, Standing
 from specserve.speculation.length_controller import WARMUP_ROUNDS, LengthController
+from specserve.speculation.pool_options import PoolOptions
 from specserve.speculation.probe_budget import ProbeBudget
 from specserve.speculation.step_curve import StepCurve
 
@@ -35,6 +36,8 @@ class LengthPool:
         self.budget = ProbeBudget(now)
         self._standings: WeakKeyDictionary[PoolAcceptance, dict[int, Standing]]
         self._standings = WeakKeyDictionary()
+        self._options: WeakKeyDictionary[PoolAcceptance, dict[int, PoolOptions]]
+        self._options = WeakKeyDictionary()
         self._last_k: dict[LengthController, int] = {}  # {controller: K of its last round}
         self._num_by_k: Counter[int] = Counter()
         self._num_warmups = 0
@@ -45,11 +48,18 @@ class LengthPool:
         return len(self._last_k)
 
     def open(
-        self, acceptance: PoolAcceptance, num_steps_without: int, max_k: int
+        self, acceptance: PoolAcceptance, num_steps_without: int, max_k: int, now: float
     ) -> LengthController:
         """Begin a request that may ask for `max_k` draft tokens."""
+        if not self._last_k:
+            self.budget.begin(now)
         standing = self.standing(acceptance, max_k)
-        controller = LengthController(acceptance, standing, self.budget, num_steps_without)
+        options = self._options.setdefault(acceptance, {})
+        if max_k not in options:
+            options[max_k] = PoolOptions(max_k)
+        controller = LengthController(
+            acceptance, options[max_k], standing, self.budget, num_steps_without
+        )
         self._last_k[controller] = 0
         self._num_by_k[0] += 1
         return controller

@@ -29,6 +29,10 @@ class ProbeBudget:
         """Session seconds that may be lost at present; below 0 after a probe that lost more."""
         return self._credit_s
 
+    def begin(self, now: float) -> None:
+        """Hear of the first request after none: what passed until now was nobody's time."""
+        self._at = now
+
     def accrue(self, num_sessions: int, now: float) -> None:
         """Save a share of the time that has passed, of every session."""
         passed_s = min(max(0.0, now - self._at), LONGEST_PAUSE_S)

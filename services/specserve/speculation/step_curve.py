@@ -35,10 +35,12 @@ NOISE = 0.02
 class RecentMean:
     """Mean of the latest measurements without the extreme ones: one pause moves nothing."""
 
-    __slots__ = ("_values",)
+    __slots__ = ("_mean", "_values")
 
     def __init__(self, window: int = WINDOW) -> None:
         self._values: deque[tuple[float, float]] = deque(maxlen=window)  # (time, value)
+        self._mean: float | None = None
+        """Of these values; None until somebody asks."""
 
     @property
     def updated_at(self) -> float:
@@ -48,6 +50,7 @@ class RecentMean:
     def add(self, value: float, now: float) -> None:
         """Take a measurement."""
         self._values.append((now, value))
+        self._mean = None
 
     @property
     def count(self) -> int:
@@ -56,6 +59,13 @@ class RecentMean:
 
     def value(self, default: float = 0.0) -> float:
         """Return the mean without the highest and lowest eighth (at least one each), if any."""
+        if not self._values:
+            return default
+        if self._mean is None:
+            self._mean = self._work_out()
+        return self._mean
+
+    def _work_out(self) -> float:
         since = self.updated_at - RECENT_S
         first = max(0, len(self._values) - FEW)
         values = sorted(
@@ -64,7 +74,7 @@ class RecentMean:
         count = len(values)
         if count <= 2:
             # Of two the lower: a pause is slow, nothing is ever wrongly fast.
-            return values[0] if values else default
+            return values[0]
         cut = max(1, count // 8)
         return sum(values[cut : count - cut]) / (count - 2 * cut)
 

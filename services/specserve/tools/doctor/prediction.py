@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from specserve.config import OrchestratorConfig
 from specserve.rpc.request_view import CallView, RequestView, RoundView
-from specserve.speculation.acceptance_rates import PoolAcceptance, RequestAcceptance
+from specserve.speculation.acceptance_rates import PoolAcceptance
 from specserve.speculation.cost_model import CostModel, Load, PlainTiming, RoundTiming
 from specserve.speculation.length_choice import options_of
 from specserve.tools.doctor.figures import Figures
@@ -82,7 +82,7 @@ def predict(views: Sequence[RequestView], figures: Figures) -> Prediction:
     num_steps = OrchestratorConfig().num_decode_steps
     last = max((at for at, _ in rounds), default=0.0)
     costs = model.costs(load, max_k, num_steps, last)
-    options = options_of(RequestAcceptance(acceptance).expect(max_k, alone=False), costs, 1)
+    options = options_of(acceptance.rates(max_k).expect(), costs, 1)
     plain = options[0].rate
     by_k = tuple(option.rate / plain if plain else 0.0 for option in options)
     return Prediction(formula(figures.acceptance, figures.k, figures.draft_cost), by_k, k)
