@@ -9,13 +9,16 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from specserve.model.hold_rule import LATE, Due, best_hold_s
 
 Curve = Callable[[int], float]
 """Rows of a forward -> its seconds."""
 
-GAP_WEIGHT = 0.25
+NUM_GAPS = 8
 
 
 def memory_bound(step_s: float = 0.02) -> Curve:
@@ -78,25 +81,19 @@ class _Rhythm:
     """When a session's next call is due, as `KvSession` works it out."""
 
     replied_at: float | None = None
-    gap_s: float | None = None
-    deviation_s: float = 0.0
+    gaps_s: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_GAPS))
 
     def arrived(self, now: float) -> None:
-        if self.replied_at is None:
-            return
-        gap, self.replied_at = now - self.replied_at, None
-        if self.gap_s is None:
-            self.gap_s, self.deviation_s = gap, gap / 2
-        else:
-            error = gap - self.gap_s
-            self.gap_s += GAP_WEIGHT * error
-            self.deviation_s += GAP_WEIGHT * (abs(error) - self.deviation_s)
+        if self.replied_at is not None:
+            self.gaps_s.append(now - self.replied_at)
+            self.replied_at = None
 
-    @property
-    def next_at(self) -> float | None:
-        if self.replied_at is None or self.gap_s is None:
-            return None
-        return self.replied_at + self.gap_s + self.deviation_s
+    def due_in_s(self, now: float) -> list[float]:
+        if self.replied_at is None:
+            return []
+        silent_s = now - self.replied_at
+        late = [gap * (1 + LATE) for gap in self.gaps_s]
+        return [gap - silent_s for gap in late if gap > silent_s]
 
 
 class Device:
@@ -151,14 +148,13 @@ class Device:
             return 0.0
         if self._held_until is not None and now >= self._held_until - 1e-12:
             return 0.0
-        forward_s = self.curve(sum(call.first_rows or call.rows for call in self._ready))
-        due = (rhythm.next_at for rhythm in self._rhythms.values())
-        waits = sorted(at - now for at in due if at is not None and 0 < at - now < forward_s)
-        best_gain, best = 0.0, 0.0
-        for count, wait in enumerate(waits, 1):
-            gain = count * (forward_s - wait) - len(self._ready) * wait
-            if gain > best_gain:
-                best_gain, best = gain, wait
+        due = [
+            Due(waits, rhythm.gaps_s[-1])
+            for rhythm in self._rhythms.values()
+            if (waits := rhythm.due_in_s(now))
+        ]
+        rows = sum(call.first_rows or call.rows for call in self._ready)
+        best = best_hold_s(len(self._ready), rows, due, self.curve)
         if best == 0.0:
             return 0.0
         until = now + best

@@ -3,7 +3,7 @@
 import pytest
 
 from specserve.speculation.acceptance_rates import Expectation, PoolAcceptance
-from specserve.speculation.cost_model import RoundCosts
+from specserve.speculation.cost_model import Load, RoundCosts
 from specserve.speculation.length_choice import (
     MARGIN,
     NUM_TIMES,
@@ -13,7 +13,7 @@ from specserve.speculation.length_choice import (
     best_of,
     options_of,
 )
-from specserve.speculation.length_pool import LengthPool
+from specserve.speculation.length_pool import MOST_WARMING_UP, LengthPool
 from specserve.speculation.length_table import length_by_batch_size
 from specserve.speculation.probe_budget import (
     LONGEST_PAUSE_S,
@@ -148,3 +148,25 @@ def test_table_names_k_by_batch_size(num_sessions, k):
     table = ((1, 8, 9), (9, 31, 2), (32, 999, 0))
 
     assert length_by_batch_size(table, num_sessions, 4) == k
+
+
+def test_warming_up_goes_on_although_rounds_come_to_nothing():
+    """Sixteen requests of which none gets its proposals in time at first: drafts late, prompts
+    being read. Whoever comes later must still be let try."""
+    pool = LengthPool(0.0)
+    acceptance = PoolAcceptance()
+    load = Load(16, 16, 0)
+    now = 0.0
+    for _ in range(5):
+        controllers = [pool.open(acceptance, 1, 4, now) for _ in range(16)]
+        chosen = []
+        for controller in controllers:
+            now += 0.01
+            choice = pool.choose(controller, load, 4, 16, now)
+            pool.note(controller, choice.num_speculative_tokens)
+            chosen.append(choice)
+        assert {choice.reason for choice in chosen} == {Reason.WARMUP}
+        drafting = [choice for choice in chosen if choice.num_speculative_tokens]
+        assert len(drafting) == MOST_WARMING_UP, "a few at a time, but always some"
+        for controller in controllers:
+            pool.close(controller)

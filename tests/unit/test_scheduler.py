@@ -1,5 +1,6 @@
 """Iteration-level scheduling: order, budget, fairness, and when to hold a batch."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -247,13 +248,35 @@ def test_a_hold_ends_after_the_chosen_time_and_is_never_extended():
 
 
 def test_a_batch_is_not_held_when_waiting_costs_more_than_it_saves():
-    """e * (T - w) > m * w fails: one expected, many ready, or a forward as short as the wait."""
-    engine, _, callers = prepared(step_s=0.005, num_late=3)
+    """One expected and many here, or a forward as short as the wait."""
+    engine, _, callers = prepared(step_s=0.003, num_late=3)
     for caller in callers[1:3]:
         engine.submit(caller.verify([1] * 4))
     assert engine.wait_s() == 0.0
     engine, _, _ = prepared(step_s=0.0015)
     assert engine.wait_s() == 0.0
+
+
+def by_turns(step_s: Callable[[int], float]) -> float | None:
+    """One call is here, three are due in 14 ms: how long it is held."""
+    engine, _, callers = answered(step_s=0.020)
+    for session in engine._sessions:
+        session.gaps_s.extend([0.014] * 8)
+    for num_tokens in (1, 2, 4, 8, 16, 32):
+        for _ in range(40):
+            engine._times.note(num_tokens, step_s(num_tokens))
+    engine.submit(callers[0].verify([1] * 4))
+    return engine.wait_s()
+
+
+def test_two_groups_that_take_turns_come_into_step_where_that_is_faster():
+    """A round by turns takes two forwards of 21 ms, in step one and 15 ms: 3 * 6 at once would not
+    pay for 15, another round does."""
+    assert by_turns(lambda _: 0.021) == pytest.approx(0.0154)
+
+
+def test_two_groups_go_on_taking_turns_where_forwards_take_as_long_as_their_rows_are_many():
+    assert by_turns(lambda num_tokens: 0.0042 * num_tokens) == 0.0
 
 
 def test_a_forward_of_no_time_is_never_held():

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from specserve.model.calls import CallState
 from specserve.model.forward_times import ForwardTimes
+from specserve.model.hold_rule import LATE, Due, best_hold_s
 from specserve.model.kv_cache import BlockPool, CopyBlock
 from specserve.model.session import KvSession
 
@@ -18,10 +19,6 @@ _READY_EXTRA_TOKENS = 16
 
 _PREFILL_SHARE = 4
 """The oldest prefill gets 1/4 of the token budget even when ready calls could fill all of it."""
-
-_LATE = 0.1
-"""Calls may come later than ever by this share of their gap: where rhythms are steady a hold that
-ended on the beat would miss half of them by a hair, each for a whole forward."""
 
 _LEAST_HELD_FORWARD_S = 1e-3
 """Below this a forward is cheaper than the timer that would hold it."""
@@ -120,13 +117,7 @@ class Scheduler:
     def hold_s(
         self, calls: Iterable[CallState], sessions: Iterable[KvSession], now: float
     ) -> float:
-        """Return how long to wait for calls that are about to come; 0 to run now.
-
-        With m calls here and e more expected within w: hold iff e * (T - w) > m * w, T being the
-        time of a forward. Sessions that answer a little late would otherwise lock into two
-        alternating half-empty batches, and a prompt that comes while the others are drafted for
-        would take a forward to itself.
-        """
+        """Return how long to wait for calls that are about to come; 0 to run now."""
         if self._hold_until is not None and now >= self._hold_until:
             return 0.0
         calls = list(calls)
@@ -136,20 +127,17 @@ class Scheduler:
                 self._hold_until = None
                 return 0.0
             num_tokens += call.num_remaining
-        forward_s = self._times.nearest(min(num_tokens, self._max_num_batched_tokens))
-        if not calls or forward_s < _LEAST_HELD_FORWARD_S or len(calls) >= self._max_num_seqs:
+        num_tokens = min(num_tokens, self._max_num_batched_tokens)
+        if not calls or len(calls) >= self._max_num_seqs:
             return 0.0
-        expected = [
-            (wait, 1 / len(waits))
-            for waits in (session.due_in_s(now, _LATE) for session in sessions)
-            for wait in waits
+        if self._times.nearest(num_tokens) < _LEAST_HELD_FORWARD_S:
+            return 0.0
+        due = [
+            Due(waits, session.gaps_s[-1])
+            for session in sessions
+            if (waits := session.due_in_s(now, LATE))
         ]
-        count, best_gain, best_wait = 0.0, 0.0, 0.0
-        for wait, share in sorted(expected):
-            count += share
-            gain = count * (forward_s - wait) - len(calls) * wait
-            if gain > best_gain:
-                best_gain, best_wait = gain, wait
+        best_wait = best_hold_s(len(calls), num_tokens, due, self._times.nearest)
         if best_wait == 0.0:
             return 0.0
         # The first choice bounds the hold: later arrivals may shorten it, never extend it.

@@ -31,6 +31,10 @@ LEAST_STEPS = 16
 PLAIN_KNOWN_S = 10.0
 """How long a measurement of decode-ahead holds while drafting is better."""
 
+DISTURBANCE = 0.25
+"""Share of a forward by which each token that one session decodes ahead delays every other session
+that drafts: its forwards run while theirs come from the draft, who then wait for the next one."""
+
 WARMUP_ROUNDS = 12
 """Rounds of a pool before anything is decided from what they accepted and cost."""
 
@@ -142,8 +146,9 @@ class LengthController:
     def observe_plain(self, num_tokens: int, wall_s: float, *, is_probe: bool) -> None:
         """Learn from a call of decode-ahead, or from a round whose proposal was missed."""
         self.acceptance.fade(num_tokens)
-        if is_probe:
-            self._budget.spend(Option(num_tokens, wall_s).loss_s(self._stands()))
+        if is_probe and self._costs is not None:
+            own_s = Option(num_tokens, wall_s).loss_s(self._stands())
+            self._budget.spend(own_s + num_tokens * _disturbance_s(self._costs))
         self._repeats = False
 
     def _stands(self) -> Option:
@@ -155,7 +160,7 @@ class LengthController:
         """Take what stands, or look at what is not done at present if the budget allows."""
         k = min(self.standing_k, len(options) - 1)
         if k > 0:
-            loss_s = SHORT_STEPS * options[0].loss_s(options[k])
+            loss_s = SHORT_STEPS * (options[0].loss_s(options[k]) + _disturbance_s(costs))
             known_at = max(costs.plain_at, self._budget.plain_asked_at)
             is_known = now - known_at < PLAIN_KNOWN_S
             if is_known or self._budget.wait_s(loss_s, costs.num_sessions) > 0:
@@ -172,3 +177,8 @@ class LengthController:
             self._num_probes += 1
             return Choice(k, Reason.PROBE)
         return Choice(0, reason, max(LEAST_STEPS, round(wait_s / costs.plain_s)))
+
+
+def _disturbance_s(costs: RoundCosts) -> float:
+    """Return what a token decoded ahead costs the other sessions, together, while they draft."""
+    return DISTURBANCE * (costs.num_sessions - 1) * costs.token_s

@@ -16,13 +16,16 @@ from specserve.speculation.cost_model import (
     RoundTiming,
 )
 from specserve.speculation.length_choice import Choice, Standing
-from specserve.speculation.length_controller import WARMUP_ROUNDS, LengthController
+from specserve.speculation.length_controller import LengthController
 from specserve.speculation.pool_options import PoolOptions
 from specserve.speculation.probe_budget import ProbeBudget
 from specserve.speculation.step_curve import StepCurve
 
 NEARLY_ALL = 0.9
 """Share of the sessions with the same K from which on they are taken to act as one."""
+
+MOST_WARMING_UP = 8
+"""Requests that draft at once while nothing is known yet of what it costs."""
 
 STEADY_ROUNDS = 8
 """Rounds after a switch that are not yet taken as what the new choice costs."""
@@ -40,7 +43,6 @@ class LengthPool:
         self._options = WeakKeyDictionary()
         self._last_k: dict[LengthController, int] = {}  # {controller: K of its last round}
         self._num_by_k: Counter[int] = Counter()
-        self._num_warmups = 0
 
     @property
     def num_requests(self) -> int:
@@ -103,10 +105,10 @@ class LengthPool:
     ) -> Choice:
         """Choose K for a request's next round."""
         costs = self.costs.costs(load, max_k, num_steps, now)
-        may_warm_up = self._num_warmups < WARMUP_ROUNDS or load.num_sessions == 1
-        choice = controller.choose(costs, max_k, now, may_warm_up=may_warm_up)
-        self._num_warmups += choice.num_speculative_tokens > 0 and costs.num_rounds < WARMUP_ROUNDS
-        return choice
+        # Rounds that were begun may come to nothing: only those that run are counted.
+        num_drafting = len(self._last_k) - self._num_by_k[0]
+        may_warm_up = self._last_k.get(controller, 0) > 0 or num_drafting < MOST_WARMING_UP
+        return controller.choose(costs, max_k, now, may_warm_up=may_warm_up)
 
     def note(self, controller: LengthController, num_speculative_tokens: int) -> None:
         """Remember what a request's round really does."""

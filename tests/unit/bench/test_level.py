@@ -60,6 +60,22 @@ async def test_both_sides_decode_the_same_prompts_in_every_pair():
     assert comparison.half_difference == 0.0
 
 
+async def test_a_pair_before_the_measured_ones_counts_nowhere():
+    """The side that has to learn the load takes ten times as long at first."""
+    left = ScriptedArm("left", [wave(8, 10.0), wave(8, 1.0), wave(8, 1.0)])
+    right = ScriptedArm("right", [wave(8, 2.0)])
+
+    plan = LevelPlan(ONE, 2, 1, num_unmeasured=1)
+    level = await run_level([left, right], PROMPTS, plan, ignore, ignore)
+
+    assert left.asked == [["p0"], ["p0"], ["p1"]]
+    assert len(set(left.labels)) == 3
+    comparison = level.comparison("left", "right")
+    assert comparison is not None
+    assert comparison.ratio is not None
+    assert (comparison.ratio.value, comparison.ratio.count) == (2.0, 2)
+
+
 async def test_halves_that_disagree_are_told():
     """A machine that changes in the middle of a run shows in the halves' ratios."""
     left = ScriptedArm("left", [wave(8, 1.0), wave(8, 1.0), wave(8, 2.0), wave(8, 2.0)])

@@ -62,6 +62,9 @@ class LevelPlan:
     """Prompts that each side runs in one pair."""
     padding_credit: float | None = None
     """As measured beforehand; see Level."""
+    num_unmeasured: int = 0
+    """Pairs before those that are measured, on the same prompts: a side that learns the load has
+    met it then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,16 +144,18 @@ async def run_level(
         return _level(arms, cut, plan, len(prompts), meter.others_share())
 
     try:
-        for pair in range(plan.num_pairs):
-            first = pair * plan.requests_per_wave
+        for pair in range(-plan.num_unmeasured, plan.num_pairs):
+            first = max(0, pair) * plan.requests_per_wave
             chosen = [
                 prompts[(first + index) % len(prompts)] for index in range(plan.requests_per_wave)
             ]
             for turn, arm in enumerate(order_of(arms, pair)):
-                notify(title, (pair + turn / len(arms)) / plan.num_pairs)
+                notify(title, max(0.0, (pair + turn / len(arms)) / plan.num_pairs))
                 own = f"{label}{plan.pacing}-{pair}-{arm.name}".replace(" ", "-")
-                waves[arm.name].append(await arm.run(chosen, plan.pacing, own))
-            num_done = pair + 1
+                wave = await arm.run(chosen, plan.pacing, own)
+                if pair >= 0:
+                    waves[arm.name].append(wave)
+            num_done = max(0, pair + 1)
     finally:
         if num_done:
             keep(level())
