@@ -3,10 +3,11 @@
 import pytest
 
 from specserve.speculation.acceptance_rates import Expectation, PoolAcceptance
-from specserve.speculation.cost_model import Load, RoundCosts
+from specserve.speculation.cost_model import Load, PlainTiming, RoundCosts, RoundTiming
 from specserve.speculation.length_choice import (
     MARGIN,
     NUM_TIMES,
+    Choice,
     Option,
     Reason,
     Standing,
@@ -170,3 +171,22 @@ def test_warming_up_goes_on_although_rounds_come_to_nothing():
         assert len(drafting) == MOST_WARMING_UP, "a few at a time, but always some"
         for controller in controllers:
             pool.close(controller)
+
+
+def test_the_prompt_s_round_looks_at_nothing():
+    """Its time tells nothing of decode-ahead, and a draft that is wanted reads the prompt in it."""
+    pool = LengthPool(0.0)
+    acceptance = PoolAcceptance()
+    load = Load(1, 1, 0)
+    drafting = RoundTiming(4, 0.030, 0.008, 0.0, 0.008, 1, 0, 0.0, 0.020, 5)
+    controller = pool.open(acceptance, 1, 4, 0.0)
+    for number in range(40):
+        at = 0.03 * number
+        pool.choose(controller, load, 4, 16, at)
+        pool.observe_plain(controller, PlainTiming(4, 0.084, 0.021, ((1, 0.02),) * 4), 0.0, at)
+        pool.observe_round(controller, drafting, 4, 4, load, at)
+    later = 1000.0
+    pool.budget.accrue(1000, later)
+    first = pool.open(acceptance, 1, 4, later)
+    assert pool.choose(first, load, 4, 16, later, is_first=True) == Choice(4, Reason.BEST)
+    assert pool.choose(first, load, 4, 16, later).reason is Reason.PROBE

@@ -233,8 +233,14 @@ class RequestLength:
     def _choose_by_costs(
         self, pool: LengthPool, controller: LengthController, load: Load, now: float
     ) -> Choice:
-        steps = self._control.config.num_decode_steps
-        return pool.choose(controller, load, self._state.num_speculative_tokens, steps, now)
+        return pool.choose(
+            controller,
+            load,
+            self._state.num_speculative_tokens,
+            self._control.config.num_decode_steps,
+            now,
+            is_first=self._is_first,
+        )
 
     def _look_ahead(self) -> None:
         """Choose for the next round, from what was learned before the present one.

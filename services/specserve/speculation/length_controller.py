@@ -93,11 +93,20 @@ class LengthController:
         """Times that the standing K has changed, this request's own changes included."""
         return self._common.num_switches + (self._own.num_switches if self._own else 0)
 
-    def choose(self, costs: RoundCosts, max_k: int, now: float, *, may_warm_up: bool) -> Choice:
+    def choose(
+        self,
+        costs: RoundCosts,
+        max_k: int,
+        now: float,
+        *,
+        may_warm_up: bool,
+        is_first: bool = False,
+    ) -> Choice:
         """Choose among K = 0 ... max_k >= 1.
 
         Args:
             may_warm_up: this request may try K > 0 while nothing is known.
+            is_first: it is the prompt's round, whose time tells nothing of decode-ahead.
         """
         self._costs = costs
         self._budget.accrue(costs.num_sessions, now)
@@ -118,6 +127,8 @@ class LengthController:
             options = self._pool_options.options(self._pool, costs, self._num_steps_without)
         self._options = options
         reason = (self._own or self._common).settle(options, now)
+        if is_first and self.standing_k > 0:
+            return Choice(min(self.standing_k, len(options) - 1), reason)
         return self._choose(options, costs, reason, now)
 
     def observe_round(

@@ -102,13 +102,15 @@ class LengthPool:
         max_k: int,
         num_steps: int,
         now: float,
+        *,
+        is_first: bool = False,
     ) -> Choice:
-        """Choose K for a request's next round."""
+        """Choose K for a request's next round; `is_first` if that is its prompt's."""
         costs = self.costs.costs(load, max_k, num_steps, now)
         # Rounds that were begun may come to nothing: only those that run are counted.
         num_drafting = len(self._last_k) - self._num_by_k[0]
         may_warm_up = self._last_k.get(controller, 0) > 0 or num_drafting < MOST_WARMING_UP
-        return controller.choose(costs, max_k, now, may_warm_up=may_warm_up)
+        return controller.choose(costs, max_k, now, may_warm_up=may_warm_up, is_first=is_first)
 
     def note(self, controller: LengthController, num_speculative_tokens: int) -> None:
         """Remember what a request's round really does."""
