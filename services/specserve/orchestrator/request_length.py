@@ -225,7 +225,6 @@ class RequestLength:
             return Choice(state.num_speculative_tokens, Reason.STATIC)
         (foreseen, choice), self._next = self._next or (None, None), None
         if choice is None or foreseen != load:
-            state.trace.chores.run()  # what the last round taught
             choice = self._choose_by_costs(self._pool, self._controller, load, now)
         self._is_probe = choice.reason is Reason.PROBE
         return choice
@@ -273,10 +272,12 @@ class RequestLength:
         return self._pool.load(self._controller, num_sessions, num_drafting, now)
 
     def _learn(self, now: float) -> None:
-        """Leave it for later to learn from the round that has ended."""
+        """Leave it for later to learn from the round that has ended, unless it was a probe."""
         done, self._round = self._round, None
         if done is not None and done.is_measurable:
             self._state.trace.chores.add(partial(self._learn_from, done, self.choice.reason, now))
+            if done.is_probe:
+                self._state.trace.chores.run()
 
     def _learn_from(self, done: RoundClock, reason: Reason, now: float) -> None:
         pool, controller = self._pool, self._controller
