@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from specserve.model.hold_rule import LATE, Due, best_hold_s
+from specserve.model.hold_rule import LATE, Due, Room, best_hold_s
 
-Curve = Callable[[int], float]
+Curve = Callable[[float], float]
 """Rows of a forward -> its seconds."""
 
 NUM_GAPS = 8
@@ -82,6 +82,8 @@ class _Rhythm:
 
     replied_at: float | None = None
     gaps_s: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_GAPS))
+    rows: int = 1
+    """Of its last call."""
 
     def arrived(self, now: float) -> None:
         if self.replied_at is not None:
@@ -116,7 +118,9 @@ class Device:
         self._held_until: float | None = None
 
     def submit(self, call: Call) -> None:
-        self._rhythms.setdefault(call.session, _Rhythm()).arrived(self._clock.now)
+        rhythm = self._rhythms.setdefault(call.session, _Rhythm())
+        rhythm.arrived(self._clock.now)
+        rhythm.rows = call.first_rows or call.rows
         self._ready.append(call)
         if not self._is_busy:
             self._try_start()
@@ -149,12 +153,13 @@ class Device:
         if self._held_until is not None and now >= self._held_until - 1e-12:
             return 0.0
         due = [
-            Due(waits, rhythm.gaps_s[-1])
+            Due(waits, rhythm.gaps_s[-1], rhythm.rows)
             for rhythm in self._rhythms.values()
             if (waits := rhythm.due_in_s(now))
         ]
         rows = sum(call.first_rows or call.rows for call in self._ready)
-        best = best_hold_s(len(self._ready), rows, due, self.curve)
+        room = Room(num_calls=10**9, num_tokens=10**9)
+        best = best_hold_s(len(self._ready), rows, due, room, self.curve)
         if best == 0.0:
             return 0.0
         until = now + best

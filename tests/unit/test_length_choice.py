@@ -32,6 +32,7 @@ COSTS = RoundCosts(
     num_sessions=1,
     num_plain=9,
     num_rounds=99,
+    num_fruitless=0,
     plain_at=0.0,
 )
 
@@ -190,3 +191,43 @@ def test_the_prompt_s_round_looks_at_nothing():
     first = pool.open(acceptance, 1, 4, later)
     assert pool.choose(first, load, 4, 16, later, is_first=True) == Choice(4, Reason.BEST)
     assert pool.choose(first, load, 4, 16, later).reason is Reason.PROBE
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+def test_warming_up_ends_when_nothing_ever_comes(is_late):
+    """Drafts always late, or lookups that never match: target-only, with budgeted looks."""
+    pool = LengthPool(0.0)
+    acceptance = PoolAcceptance()
+    controllers = [pool.open(acceptance, 1, 4, 0.0) for _ in range(16)]
+    plain = PlainTiming(4, 0.084, 0.021, ((16, 0.02),) * 4)
+    reasons = []
+    for number in range(3200):
+        now = 0.01 * number
+        controller = controllers[number % 16]
+        choice = pool.choose(controller, Load(16, 16, 0), 4, 16, now)
+        pool.note(controller, choice.num_speculative_tokens)
+        reasons.append(choice.reason)
+        if choice.num_speculative_tokens == 0:
+            pool.observe_plain(controller, plain, 0.0, now)
+        elif is_late:
+            pool.costs.draft.observe_late(1.0, now)
+            pool.costs.num_fruitless += 1
+        else:
+            pool.observe_empty(controller, plain, 4, now)
+    assert Reason.WARMUP in reasons[:100]
+    assert Reason.WARMUP not in reasons[200:]
+
+
+def test_decode_ahead_of_single_tokens_is_measured_too():
+    """`num_decode_steps: 1` must not leave a pool warming up for ever."""
+    pool = LengthPool(0.0)
+    controller = pool.open(PoolAcceptance(), 1, 4, 0.0)
+    drafting = RoundTiming(4, 0.030, 0.008, 0.0, 0.008, 1, 0, 0.0, 0.020, 5)
+    for number in range(40):
+        at = 0.03 * number
+        choice = pool.choose(controller, Load(1, 1, 0), 4, 1, at)
+        if choice.num_speculative_tokens:
+            pool.observe_round(controller, drafting, 4, 4, Load(1, 1, 0), at)
+        else:
+            pool.observe_plain(controller, PlainTiming(1, 0.021, 0.021, ((1, 0.02),)), 0.0, at)
+    assert choice == Choice(4, Reason.BEST)

@@ -191,6 +191,8 @@ class Engine(EngineBase):
         skip_cached(state)
         if state.num_remaining == 0:
             self._emit(state, state.finish())
+        else:
+            session.call_tokens = state.num_remaining
 
     def _new_state(self, session: KvSession, call: Call, now: float) -> CallState:
         max_length = self._max_length

@@ -106,7 +106,7 @@ class OutcomeDrafter:
             confidence_threshold=confidence_threshold,
         )
         self._planner = AheadPlanner(
-            self._cache, max_num_rows=max_num_rows, forward_s=times.nearest
+            self._cache, max_num_rows=max_num_rows, forward_s=times.expected
         )
         self._trials = OverlapTrials()
         self._look_again_at = 0.0
@@ -174,7 +174,7 @@ class OutcomeDrafter:
         forward = self._planner.plan(self._sessions, started_at)
         if forward is None:
             # Calls are due. Where they stay away, it may be worth it later.
-            self._look_again_at = started_at + max(_LOOK_AGAIN_S, self._times.nearest(1))
+            self._look_again_at = started_at + max(_LOOK_AGAIN_S, self._times.expected(1))
             return
         slices = forward.slices()
         self._record.begin(forward.session_ids)

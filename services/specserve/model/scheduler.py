@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from specserve.model.calls import CallState
 from specserve.model.forward_times import ForwardTimes
-from specserve.model.hold_rule import LATE, Due, best_hold_s
+from specserve.model.hold_rule import LATE, Due, Room, best_hold_s
 from specserve.model.kv_cache import BlockPool, CopyBlock
 from specserve.model.session import KvSession
 
@@ -130,14 +130,15 @@ class Scheduler:
         num_tokens = min(num_tokens, self._max_num_batched_tokens)
         if not calls or len(calls) >= self._max_num_seqs:
             return 0.0
-        if self._times.nearest(num_tokens) < _LEAST_HELD_FORWARD_S:
+        if self._times.expected(num_tokens) < _LEAST_HELD_FORWARD_S:
             return 0.0
         due = [
-            Due(waits, session.gaps_s[-1])
+            Due(waits, session.gaps_s[-1], session.call_tokens)
             for session in sessions
             if (waits := session.due_in_s(now, LATE))
         ]
-        best_wait = best_hold_s(len(calls), num_tokens, due, self._times.nearest)
+        room = Room(self._max_num_seqs - len(calls), self._max_num_batched_tokens - num_tokens)
+        best_wait = best_hold_s(len(calls), num_tokens, due, room, self._times.expected)
         if best_wait == 0.0:
             return 0.0
         # The first choice bounds the hold: later arrivals may shorten it, never extend it.

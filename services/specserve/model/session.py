@@ -67,6 +67,8 @@ class KvSession:
     """What last_step was answered, for a repeated call; empty if it failed."""
     preempted: bool = False
     """The blocks went to another session; the next call is told so."""
+    call_tokens: int = 1
+    """Of its last call that wanted any computed; the next one is taken to want as many."""
     replied_at: float | None = None
     gaps_s: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_GAPS))
     """The last times between a reply and the next call. They need not be alike: a proposal that

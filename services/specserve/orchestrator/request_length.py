@@ -302,6 +302,7 @@ class RequestLength:
         is_missed = reason in (Reason.DRAFT_LATE, Reason.DRAFT_LOST)
         if done.num_asked > 0 and is_missed:
             pool.costs.draft.observe_late(done.waited_s, now)
+            pool.costs.num_fruitless += 1
         if done.num_asked > 0 and not is_missed:
             pool.observe_empty(controller, plain, done.num_asked, now)
         else:

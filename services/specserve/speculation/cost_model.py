@@ -89,6 +89,8 @@ class RoundCosts:
     """Decode-ahead calls measured lately; 0: nothing is known."""
     num_rounds: int
     """Rounds with draft tokens measured lately; 0: nothing is known."""
+    num_fruitless: int
+    """Rounds that asked for draft tokens and got none, since the start."""
     plain_at: float
     """When decode-ahead was last measured."""
 
@@ -137,6 +139,8 @@ class CostModel:
         """The same per token after the first."""
         self.round_s = RecentMean()
         """Per round, what is neither draft, queue nor forward: transport and the orchestrator."""
+        self.num_fruitless = 0
+        """Rounds that asked for draft tokens and got none."""
         self._crowding: dict[tuple[int, int], RecentMean] = {}
         # {(K, sessions in octaves): measured / expected}
         self._costs: RoundCosts | None = None
@@ -225,9 +229,10 @@ class CostModel:
             round_s=tuple(round_s),
             delay_s=tuple(delay_s),
             num_sessions=sessions,
-            num_plain=self.plain_token_s.count,
+            num_plain=self.plain_call_s.count,
             num_rounds=self.round_s.count,
-            plain_at=self.plain_token_s.updated_at,
+            num_fruitless=self.num_fruitless,
+            plain_at=self.plain_call_s.updated_at,
         )
 
     def _expected_s(self, k: int, load: Load) -> float:

@@ -36,7 +36,8 @@ DISTURBANCE = 0.25
 that drafts: its forwards run while theirs come from the draft, who then wait for the next one."""
 
 WARMUP_ROUNDS = 12
-"""Rounds of a pool before anything is decided from what they accepted and cost."""
+"""Rounds of a pool before anything is decided from what they accepted and cost, or showed by coming
+to nothing."""
 
 WARMUP_CALLS = 2
 """Calls of decode-ahead before anything is decided from their costs."""
@@ -110,7 +111,8 @@ class LengthController:
         """
         self._costs = costs
         self._budget.accrue(costs.num_sessions, now)
-        if min(costs.num_rounds, self.acceptance.num_pool_rounds) < WARMUP_ROUNDS:
+        num_measured = min(costs.num_rounds, self.acceptance.num_pool_rounds)
+        if num_measured + costs.num_fruitless < WARMUP_ROUNDS:
             if may_warm_up:
                 return Choice(max_k, Reason.WARMUP)
             return Choice(0, Reason.WARMUP, SHORT_STEPS)
@@ -129,7 +131,7 @@ class LengthController:
         reason = (self._own or self._common).settle(options, now)
         if is_first and self.standing_k > 0:
             return Choice(min(self.standing_k, len(options) - 1), reason)
-        return self._choose(options, costs, reason, now)
+        return self._choose(options, costs, reason, now, is_first=is_first)
 
     def observe_round(
         self,
@@ -158,15 +160,23 @@ class LengthController:
         """Learn from a call of decode-ahead, or from a round whose proposal was missed."""
         self.acceptance.fade(num_tokens)
         if is_probe and self._costs is not None:
-            own_s = Option(num_tokens, wall_s).loss_s(self._stands())
-            self._budget.spend(own_s + num_tokens * _disturbance_s(self._costs))
+            lost_s = Option(num_tokens, wall_s).loss_s(self._stands())
+            if self.standing_k > 0:
+                lost_s += num_tokens * _disturbance_s(self._costs)
+            self._budget.spend(lost_s)
         self._repeats = False
 
     def _stands(self) -> Option:
         return self._options[min(self.standing_k, len(self._options) - 1)]
 
     def _choose(
-        self, options: Sequence[Option], costs: RoundCosts, reason: Reason, now: float
+        self,
+        options: Sequence[Option],
+        costs: RoundCosts,
+        reason: Reason,
+        now: float,
+        *,
+        is_first: bool,
     ) -> Choice:
         """Take what stands, or look at what is not done at present if the budget allows."""
         k = min(self.standing_k, len(options) - 1)
@@ -185,7 +195,7 @@ class LengthController:
         loss_s = options[k].loss_s(options[0]) + costs.delay_s[k]
         wait_s = self._budget.wait_s(loss_s, costs.num_sessions)
         if self._repeats or wait_s == 0:
-            self._num_probes += 1
+            self._num_probes += not is_first
             return Choice(k, Reason.PROBE)
         return Choice(0, reason, max(LEAST_STEPS, round(wait_s / costs.plain_s)))
 

@@ -154,5 +154,6 @@ class LengthPool:
         self, controller: LengthController, timing: PlainTiming, num_asked: int, now: float
     ) -> None:
         """Learn from a round whose proposer had nothing to say, and which decoded ahead."""
+        self.costs.num_fruitless += 1
         self.costs.observe_plain(timing, now)
         controller.observe_round(num_asked, 0, 0, timing.wall_s, is_probe=False)
