@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 
+import pytest
+
 from helpers.replica import FakeReplica, serving
 from helpers.waiting import eventually
 from specserve.model.messages import EngineLoad
@@ -62,7 +64,7 @@ async def test_fuller_cache_is_avoided() -> None:
 
 
 async def test_report_is_read_with_what_was_opened_since_here_and_by_others() -> None:
-    """Three orchestrators call: two sessions opened here since count as six, their blocks too; the
+    """Three orchestrators call: two sessions opened here since count as 3.6, their blocks too; the
     next report tells of them all, and a replica that says nothing of callers has one. A call that
     waits counts a little."""
     async with pool_of(FakeReplica()) as (_, (link,)):
@@ -70,9 +72,10 @@ async def test_report_is_read_with_what_was_opened_since_here_and_by_others() ->
         link.num_sessions_at_load = 1
         link.sessions.update("abc")
         found = candidate_of(link, 4)
-        assert (found.num_sessions, found.free_share) == (5 + 6 + 0.2, (80 - 6 * 4) / 100)
-        assert candidate_of(link, 9).has_room
-        assert not candidate_of(link, 12).has_room
+        assert found.num_sessions == pytest.approx(5 + 3.6 + 0.2)
+        assert found.free_share == pytest.approx((80 - 3.6 * 4) / 100)
+        assert candidate_of(link, 17).has_room
+        assert not candidate_of(link, 18).has_room
         link.load = EngineLoad(80, 100, 5, 1, 1)
         assert candidate_of(link, 4).num_sessions == 5 + 2 + 0.2
         link.sessions.clear()
@@ -204,3 +207,20 @@ async def test_verdicts_on_replicas_that_are_gone_are_forgotten() -> None:
         pool.refuse(links[0], "wrong")
         assert pool.approved == set()
         assert pool.refusals == {"life-2": "wrong"}
+
+
+async def test_two_sessions_that_ended_together_both_find_the_seats_they_left() -> None:
+    """Two orchestrators, four sessions a replica: the first to come back must not fill the second
+    one's seat in its orchestrator's eyes, for it would then go where none is free."""
+    async with pool_of(FakeReplica(), FakeReplica()) as (pool, links):
+        for link in links:
+            link.load = EngineLoad(0, 0, 4, 0, 1, num_callers=2)
+            link.sessions.update(f"{link.address}-{number}" for number in range(2))
+            link.num_sessions_at_load = 2
+        links[0].sessions.clear()
+        links[0].load = EngineLoad(0, 0, 2, 0, 1, num_callers=2)
+        links[0].num_sessions_at_load = 0
+        links[0].sessions.add("came back first")
+        # Ties fall by the session's name: none of these may be one.
+        for number in range(20):
+            assert pool.choose(Demand(b"", f"second-{number}", 4)) is links[0]
