@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -100,3 +101,21 @@ def test_right_claims_are_left_alone(tmp_path: Path) -> None:
     )
 
     assert list(Document(tmp_path / "page.md", tmp_path).problems()) == []
+
+
+def test_the_commands_that_change_settings_make_what_the_page_says(tmp_path: Path) -> None:
+    """docs/kubernetes.md, "The same on one machine first": its `sed` lines, as they stand there."""
+    text = (ROOT / "docs/kubernetes.md").read_text(encoding="utf-8")
+    first, second = re.findall(r"^ *(sed .*)$", text, re.MULTILINE)
+    (tmp_path / "k8s").symlink_to(ROOT / "k8s")
+    made = tmp_path / "mine.yaml"
+
+    subprocess.run(["bash", "-euc", first], cwd=tmp_path, check=True)  # noqa: S603, S607 - ours
+    settings = yaml.safe_load(made.read_text(encoding="utf-8"))
+    assert settings["target"]["model"] == f"{tmp_path}/models/target"
+    assert settings["speculative"]["model"] == f"{tmp_path}/models/draft"
+    assert settings["target_pool"]["num_cpus"] == settings["draft_pool"]["num_cpus"] == 0.5
+
+    subprocess.run(["bash", "-euc", second], cwd=tmp_path, check=True)  # noqa: S603, S607 - ours
+    settings = yaml.safe_load(made.read_text(encoding="utf-8"))
+    assert settings["gateway"]["api_key_file"] == f"{tmp_path}/keys"
