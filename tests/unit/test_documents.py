@@ -110,12 +110,12 @@ def test_the_commands_that_change_settings_make_what_the_page_says(tmp_path: Pat
     (tmp_path / "k8s").symlink_to(ROOT / "k8s")
     made = tmp_path / "mine.yaml"
 
-    subprocess.run(["bash", "-euc", first], cwd=tmp_path, check=True)  # noqa: S603, S607 - ours
+    subprocess.run(["bash", "-euc", first], cwd=tmp_path, check=True)
     settings = yaml.safe_load(made.read_text(encoding="utf-8"))
     assert settings["target"]["model"] == f"{tmp_path}/models/target"
     assert settings["speculative"]["model"] == f"{tmp_path}/models/draft"
     assert settings["target_pool"]["num_cpus"] == settings["draft_pool"]["num_cpus"] == 0.5
 
-    subprocess.run(["bash", "-euc", second], cwd=tmp_path, check=True)  # noqa: S603, S607 - ours
+    subprocess.run(["bash", "-euc", second], cwd=tmp_path, check=True)
     settings = yaml.safe_load(made.read_text(encoding="utf-8"))
     assert settings["gateway"]["api_key_file"] == f"{tmp_path}/keys"
