@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 from specserve.tools.config import render
+from specserve.tools.models import EMBEDDED_DEFAULTS
 from support.manifests.__main__ import RULES, main, problems
 from support.manifests.documents import BuildFailure, Document, Manifests, build, kubectls, quantity
 from support.manifests.network import Place, allows
@@ -968,3 +969,12 @@ def test_policies_are_evaluated_as_a_cluster_does() -> None:
 @pytest.mark.parametrize(("text", "value"), [("500m", 0.5), ("16Gi", 16 * 2**30), ("2", 2), (1, 1)])
 def test_quantities_are_read(text: str, value: float) -> None:
     assert quantity(text) == value
+
+
+@pytest.mark.parametrize(
+    "path", ["k8s/overlays/cpu-embedded/specserve.yaml", "deploy/compose/specserve.yaml"]
+)
+def test_the_embedded_pair_speculates_wherever_as_serve_has_it(path: str) -> None:
+    """What was measured for it holds for everyone who is given it."""
+    settings = yaml.safe_load((K8S.parent / path).read_text(encoding="utf-8"))
+    assert settings["speculative"] == {"model": "/models/draft", **EMBEDDED_DEFAULTS}

@@ -23,6 +23,7 @@ from specserve.tools.config_file import parse_serve_args
 SETTINGS = ROOT / "k8s" / "overlays" / "cpu-embedded" / "specserve.yaml"
 TARGET = "toy:vocab_size=96,seed=7,step_ms=4"
 DRAFT = "toy:vocab_size=96,seed=7,noise=0.7,noise_seed=1"
+OVERLAY_K = "num_speculative_tokens: 5\n"
 START_TIMEOUT_S = 180
 PROMPT = {"prompt": "hello", "temperature": 0, "ignore_eos": True}
 
@@ -41,8 +42,9 @@ def scaled_settings(num_speculative_tokens: int = 4) -> str:
     within seconds, 1 to 2."""
     scaled = "max_replicas: 2, upscale_delay_s: 0, downscale_delay_s: 2, target_load: 1.9"
     text = settings()
+    assert text.count(OVERLAY_K) == 1
+    text = text.replace(OVERLAY_K, f"num_speculative_tokens: {num_speculative_tokens}\n")
     for old, added in (
-        ("speculative: {", f"num_speculative_tokens: {num_speculative_tokens}, "),
         ("target_pool: {", f"autoscaling: {{{scaled}}}, "),
         # A target takes its time to load on a busy machine, and the only one is replaced.
         ("gateway: {", "request_timeout_s: 300, "),
