@@ -22,7 +22,8 @@ from specserve.rpc import codec
 from specserve.rpc.channel import open_channel
 from specserve.rpc.status import from_rpc_error
 from specserve.rpc.tls import MutualTls
-from specserve.rpc.v1 import generation_pb2, generation_pb2_grpc
+from specserve.rpc.v1 import admin_pb2, admin_pb2_grpc, generation_pb2, generation_pb2_grpc
+from specserve.speculation.length_choice import SpeculationMode
 from specserve.speculation.types import AcceptanceRule, SamplingParams
 
 READY_POLL_S = 0.05
@@ -152,6 +153,7 @@ class GenerationClient(TextClient):
         self._for_verification = for_verification
         self._channel = open_channel(address, tls)
         self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
+        self._admin = admin_pb2_grpc.AdminServiceStub(self._channel)
 
     async def __aenter__(self) -> Self:
         return self
@@ -196,6 +198,18 @@ class GenerationClient(TextClient):
             generation_pb2.GetStatusRequest(), timeout=5
         )
         return status
+
+    async def switch(self, mode: SpeculationMode) -> None:
+        """Choose otherwise whether rounds speculate, from now on and for every request.
+
+        Raises:
+            SpecServeError: there is no speculation to switch on.
+        """
+        request = admin_pb2.SetSpeculationRequest(mode=codec.pack_mode(mode))
+        try:
+            await self._admin.SetSpeculation(request, timeout=5)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error, self._address) from error
 
     async def generate(self, job: Job) -> Generated:
         """Decode one choice.

@@ -9,7 +9,7 @@ from specserve.config import EngineConfig, SpeculativeConfig
 from specserve.errors import ConfigurationError
 from specserve.tools.bench import command as bench
 from specserve.tools.bench.acceptance import read_method
-from specserve.tools.bench.auto import dynamic_and_fixed
+from specserve.tools.bench.auto import dynamic
 from specserve.tools.bench.deployment import Deployment
 from specserve.tools.bench.flag_values import bench_options
 from specserve.tools.bench.peer_spec import check_peer, peer_specs
@@ -55,9 +55,10 @@ def run(capsys, *words):
             "--suite acceptance: it starts services of its own",
         ),
         (
-            ["--suite", "auto", "--target", "toy:", "--auto-config", "{}"]
+            ["--suite", "auto", "--target", "toy:", "--auto-config"]
+            + ['{"num_speculative_tokens_per_batch_size": [[1, 8, 2]]}']
             + ["--speculative-config", '{"model": "toy:noise=1"}'],
-            "--auto-config: it changes nothing",
+            "--suite auto: num_speculative_tokens_per_batch_size says K",
         ),
     ],
 )
@@ -178,18 +179,15 @@ def test_keys_are_laid_over_a_configuration():
         changed(base, '{"num_tokens": 2}')
 
 
-def test_dynamic_k_is_compared_with_fixed_k_without_being_told_how():
-    """Whatever schedule was configured, one deployment has each."""
+def test_k_is_dynamic_without_being_told_how():
+    """Whatever schedule was configured."""
     for schedule in ("auto", "constant"):
         config = {"model": "toy:noise=1", "num_speculative_tokens_schedule": schedule}
         options = bench_options(
             parse("--target", "toy:", "--speculative-config", json.dumps(config)), "auto"
         )
 
-        dynamic, fixed = dynamic_and_fixed(options)
-
-        assert dynamic.speculative.num_speculative_tokens_schedule == "auto"
-        assert fixed.speculative.num_speculative_tokens_schedule == "constant"
+        assert dynamic(options).speculative.num_speculative_tokens_schedule == "auto"
 
 
 def test_a_record_names_a_draft_and_not_where_it_lies(tmp_path):

@@ -1,38 +1,49 @@
 """`specserve bench --suite auto`: automatic length control against the better of on and off.
 
-Three sides take turns on the same prompts: a deployment whose K is dynamic, the same with
-speculation off request by request, and one with K fixed. (Two deployments that are alike differ by
-some per cent, by where their weights lie in memory: so off is not measured on the other one.) The
-better fixed side is the one with more tokens/s over the level. A level's first pair is not
-measured: what a change of load costs is another question.
+One deployment is switched between its three ways, as `specserve speculation` does it, and they take
+turns on the same prompts. (Two deployments that are alike differ by some per cent, by where their
+weights lie in memory, which is as much as is asked about here.) The better fixed side is the one
+with more tokens/s over the level. A level's first pair is not measured: what a change of load costs
+is another question.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from specserve.config import SpeculativeConfig
 from specserve.config_parsing import parse_speculative_config
 from specserve.errors import ConfigurationError
-from specserve.tools.bench.deployment import Deployment, SystemArm
+from specserve.speculation.length_choice import SpeculationMode
+from specserve.tools.bench.deployment import Deployment, Running, SystemArm
 from specserve.tools.bench.level import Arm, Level, Notify, run_level
 from specserve.tools.bench.options import BenchOptions
 from specserve.tools.bench.record import AutoResult, Record
+from specserve.tools.bench.sample import BenchPrompt, Wave
 from specserve.tools.bench.serving import declare
 from specserve.tools.bench.stage import up
 from specserve.tools.bench.workload import plan_level
+from specserve.tools.load.arrivals import Pacing
 
 AUTO = "auto"
 ALWAYS_ON = "always-on"
 ALWAYS_OFF = "always-off"
+MODES = {
+    AUTO: SpeculationMode.AUTO,
+    ALWAYS_ON: SpeculationMode.ON,
+    ALWAYS_OFF: SpeculationMode.OFF,
+}
+
+LEAST_REQUESTS = 6
+"""Of a side in one pair."""
 
 
 async def run_auto(options: BenchOptions, record: Record, notify: Notify) -> None:
     """Measure every level."""
     if not options.starts_services:
         raise ConfigurationError("--suite auto: it starts services of its own; leave out --url")
-    deployments = dynamic_and_fixed(options)
     section = record.section("auto")
     section.thresholds = options.thresholds
     declare(options.thresholds)
@@ -42,35 +53,73 @@ async def run_auto(options: BenchOptions, record: Record, notify: Notify) -> Non
         section.auto.append(auto_result(level))
         record.save()
 
-    async with up(options, deployments, notify) as stage:
+    async with up(options, [dynamic(options)], notify) as stage:
         section.conditions = stage.conditions
-        dynamic, fixed = stage.systems
         arms: list[Arm] = [
-            SystemArm(AUTO, dynamic, options.settings, None),
-            SystemArm(ALWAYS_ON, fixed, options.settings, None),
-            SystemArm(ALWAYS_OFF, dynamic, options.settings, 0),
+            SwitchedArm(stage.systems[0], mode, SystemArm(name, stage.systems[0], options.settings))
+            for name, mode in MODES.items()
         ]
         prompts = stage.workload.prompts
         for pacing in options.pacings:
-            plan = plan_level(pacing, len(prompts), options.num_pairs, options.requests_per_wave)
+            per_wave = options.requests_per_wave or requests_per_wave(pacing)
+            plan = plan_level(pacing, len(prompts), options.num_pairs, per_wave)
             await run_level(arms, prompts, replace(plan, num_unmeasured=1), keep, notify)
     section.complete = True
 
 
-def dynamic_and_fixed(options: BenchOptions) -> list[Deployment]:
-    """Describe the deployment whose K is dynamic, and the one whose K is fixed.
+def requests_per_wave(pacing: Pacing) -> int | None:
+    """Return how many requests a side runs in one pair; None takes all prompts.
+
+    One prompt alone says little: how well it is guessed differs from one to the next.
+    """
+    if pacing.concurrency is None:
+        return None
+    return pacing.concurrency * -(-LEAST_REQUESTS // pacing.concurrency)
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchedArm:
+    """A deployment whose speculation is switched before each wave."""
+
+    system: Running
+    mode: SpeculationMode
+    arm: SystemArm
+
+    @property
+    def name(self) -> str:
+        """What reports call it."""
+        return self.arm.name
+
+    @property
+    def deployment(self) -> str:
+        """Name of the deployment."""
+        return self.arm.deployment
+
+    @property
+    def num_speculative_tokens(self) -> int | None:
+        """None: the mode says it."""
+        return None
+
+    async def run(self, prompts: Sequence[BenchPrompt], pacing: Pacing, label: str) -> Wave:
+        """Switch, decode the prompts and measure them."""
+        await self.system.switch(self.mode)
+        return await self.arm.run(prompts, pacing, label)
+
+
+def dynamic(options: BenchOptions) -> Deployment:
+    """Describe the deployment, whose K is dynamic until it is switched.
 
     Raises:
-        ConfigurationError: a key is unknown, or both are the same deployment.
+        ConfigurationError: a key is unknown, or K follows a table however it is switched.
     """
-    base = options.deployment("fixed K").speculative or SpeculativeConfig()
-    dynamic = options.deployment("dynamic K", changed(base, options.auto_config))
-    fixed = options.deployment("fixed K", changed(base, options.static_config))
-    if dynamic.speculative == fixed.speculative:
+    base = options.deployment("dynamic K").speculative or SpeculativeConfig()
+    speculative = changed(base, options.auto_config)
+    if speculative.num_speculative_tokens_per_batch_size:
         raise ConfigurationError(
-            "--auto-config: it changes nothing; the keys that make K dynamic were wanted"
+            "--suite auto: num_speculative_tokens_per_batch_size says K, on and auto alike; "
+            "leave it out"
         )
-    return [dynamic, fixed]
+    return options.deployment("dynamic K", speculative)
 
 
 def changed(base: SpeculativeConfig, keys: str) -> SpeculativeConfig:

@@ -6,13 +6,15 @@ Knows which settings make a deployment and how its sides are asked; measures not
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from specserve.config import SpeculativeConfig
+from specserve.errors import ConfigurationError
 from specserve.rpc.tls import MutualTls
+from specserve.speculation.length_choice import SpeculationMode
 from specserve.tools.bench.clients import GrpcServingClient, RequestSettings, ServingClient
 from specserve.tools.bench.conditions import DeploymentFacts, model_facts
 from specserve.tools.bench.host import resident_bytes
@@ -72,6 +74,10 @@ class Deployment:
         )
 
 
+async def _not_ours(mode: SpeculationMode) -> None:
+    raise ConfigurationError(f"speculation {mode}: a system that runs already is not switched")
+
+
 @dataclass(frozen=True, slots=True)
 class Running:
     """A deployment that answers."""
@@ -80,6 +86,8 @@ class Running:
     facts: DeploymentFacts
     pids: tuple[int, ...] = ()
     """Of its processes, when they are ours."""
+    switch: Callable[[SpeculationMode], Awaitable[None]] = _not_ours
+    """Switches its speculation, where it was started here."""
 
     @property
     def name(self) -> str:
@@ -112,7 +120,7 @@ async def running(deployment: Deployment) -> AsyncIterator[Running]:
             versions={},
         )
         pids = tuple(service.pid for service in local.services)
-        yield Running(GrpcServingClient(client), facts, pids)
+        yield Running(GrpcServingClient(client), facts, pids, client.switch)
 
 
 @asynccontextmanager
@@ -146,7 +154,7 @@ class SystemArm:
     name: str
     system: Running
     settings: RequestSettings
-    num_speculative_tokens: int | None
+    num_speculative_tokens: int | None = None
     """None takes what is configured; 0 switches speculation off."""
 
     @property

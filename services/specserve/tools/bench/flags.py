@@ -123,7 +123,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--static-config",
         metavar="JSON",
-        help="keys that keep K fixed (default: the schedule constant)",
+        help="acceptance, sweep: keys that keep K fixed (default: the schedule constant)",
     )
     add_model_flags(parser, EngineConfig, "engine", leave_out=NOT_FLAGS)
     add_tls_flags(parser)
