@@ -1,8 +1,9 @@
 """`specserve bench --suite auto`: automatic length control against the better of on and off.
 
-One deployment is switched between its three ways, as `specserve speculation` does it, and they take
-turns on the same prompts. (Two deployments that are alike differ by some per cent, by where their
-weights lie in memory, which is as much as is asked about here.) The better fixed side is the one
+One target and one draft serve two orchestrators by turns, on the same prompts: one whose K is
+dynamic, and one that is switched on and off. (Two deployments that are alike differ by some per
+cent, by where their weights lie in memory, which is as much as is asked about here; and what always
+on and always off show is not for the dynamic one to learn from.) The better fixed side is the one
 with more tokens/s over the level. A level's first pair is not measured: what a change of load costs
 is another question.
 """
@@ -17,7 +18,8 @@ from specserve.config import SpeculativeConfig
 from specserve.config_parsing import parse_speculative_config
 from specserve.errors import ConfigurationError
 from specserve.speculation.length_choice import SpeculationMode
-from specserve.tools.bench.deployment import Deployment, Running, SystemArm
+from specserve.tools.bench.clients import RequestSettings
+from specserve.tools.bench.deployment import Deployment, Running, SystemArm, Twin
 from specserve.tools.bench.level import Arm, Level, Notify, run_level
 from specserve.tools.bench.options import BenchOptions
 from specserve.tools.bench.record import AutoResult, Record
@@ -30,12 +32,6 @@ from specserve.tools.load.arrivals import Pacing
 AUTO = "auto"
 ALWAYS_ON = "always-on"
 ALWAYS_OFF = "always-off"
-MODES = {
-    AUTO: SpeculationMode.AUTO,
-    ALWAYS_ON: SpeculationMode.ON,
-    ALWAYS_OFF: SpeculationMode.OFF,
-}
-
 LEAST_REQUESTS = 6
 """Of a side in one pair."""
 
@@ -55,10 +51,7 @@ async def run_auto(options: BenchOptions, record: Record, notify: Notify) -> Non
 
     async with up(options, [dynamic(options)], notify) as stage:
         section.conditions = stage.conditions
-        arms: list[Arm] = [
-            SwitchedArm(stage.systems[0], mode, SystemArm(name, stage.systems[0], options.settings))
-            for name, mode in MODES.items()
-        ]
+        arms = arms_of(stage.systems[0], options.settings)
         prompts = stage.workload.prompts
         for pacing in options.pacings:
             per_wave = options.requests_per_wave or requests_per_wave(pacing)
@@ -77,13 +70,26 @@ def requests_per_wave(pacing: Pacing) -> int | None:
     return pacing.concurrency * -(-LEAST_REQUESTS // pacing.concurrency)
 
 
+def arms_of(system: Running, settings: RequestSettings) -> list[Arm]:
+    """Return the three sides of a deployment that has a twin."""
+    auto = SystemArm(AUTO, system, settings)
+    if system.twin is None:
+        raise ValueError(f"{system.name}: no second orchestrator")
+    fixed = replace(system, client=system.twin.client)
+    return [
+        auto,
+        SwitchedArm(SystemArm(ALWAYS_ON, fixed, settings), system.twin, SpeculationMode.ON),
+        SwitchedArm(SystemArm(ALWAYS_OFF, fixed, settings), system.twin, SpeculationMode.OFF),
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class SwitchedArm:
-    """A deployment whose speculation is switched before each wave."""
+    """A side whose orchestrator is switched before each wave."""
 
-    system: Running
-    mode: SpeculationMode
     arm: SystemArm
+    twin: Twin
+    mode: SpeculationMode
 
     @property
     def name(self) -> str:
@@ -102,12 +108,12 @@ class SwitchedArm:
 
     async def run(self, prompts: Sequence[BenchPrompt], pacing: Pacing, label: str) -> Wave:
         """Switch, decode the prompts and measure them."""
-        await self.system.switch(self.mode)
+        await self.twin.switch(self.mode)
         return await self.arm.run(prompts, pacing, label)
 
 
 def dynamic(options: BenchOptions) -> Deployment:
-    """Describe the deployment, whose K is dynamic until it is switched.
+    """Describe the deployment, whose K is dynamic.
 
     Raises:
         ConfigurationError: a key is unknown, or K follows a table however it is switched.
@@ -119,7 +125,7 @@ def dynamic(options: BenchOptions) -> Deployment:
             "--suite auto: num_speculative_tokens_per_batch_size says K, on and auto alike; "
             "leave it out"
         )
-    return options.deployment("dynamic K", speculative)
+    return replace(options.deployment("dynamic K", speculative), has_twin=True)
 
 
 def changed(base: SpeculativeConfig, keys: str) -> SpeculativeConfig:

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from specserve.config import SpeculativeConfig
-from specserve.errors import ConfigurationError
 from specserve.rpc.tls import MutualTls
 from specserve.speculation.length_choice import SpeculationMode
 from specserve.tools.bench.clients import GrpcServingClient, RequestSettings, ServingClient
@@ -45,6 +44,8 @@ class Deployment:
     speculative: SpeculativeConfig | None
     engine_flags: tuple[str, ...] = ()
     orchestrator_flags: tuple[str, ...] = ()
+    has_twin: bool = False
+    """A second orchestrator runs beside the first, on the same devices: it learns for itself."""
 
     @property
     def speculative_json(self) -> str:
@@ -68,14 +69,19 @@ class Deployment:
             speculative_config=None
             if self.speculative is None
             else self.speculative.model_dump_json(exclude_defaults=True),
+            num_orchestrators=1 + self.has_twin,
             num_gateways=0,
             engine_flags=self.engine_flags,
             orchestrator_flags=self.orchestrator_flags,
         )
 
 
-async def _not_ours(mode: SpeculationMode) -> None:
-    raise ConfigurationError(f"speculation {mode}: a system that runs already is not switched")
+@dataclass(frozen=True, slots=True)
+class Twin:
+    """Another orchestrator on the devices of a deployment, whose speculation may be switched."""
+
+    client: ServingClient
+    switch: Callable[[SpeculationMode], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +92,8 @@ class Running:
     facts: DeploymentFacts
     pids: tuple[int, ...] = ()
     """Of its processes, when they are ours."""
-    switch: Callable[[SpeculationMode], Awaitable[None]] = _not_ours
-    """Switches its speculation, where it was started here."""
+    twin: Twin | None = None
+    """The second orchestrator, where the deployment has one."""
 
     @property
     def name(self) -> str:
@@ -106,10 +112,12 @@ async def running(deployment: Deployment) -> AsyncIterator[Running]:
     Raises:
         PeerUnavailable: a process did not become ready; its last words are kept.
     """
-    async with (
-        LocalPair(deployment.pair_spec()) as local,
-        GenerationClient(local.orchestrators[0].address) as client,
-    ):
+    async with AsyncExitStack() as stack:
+        local = await stack.enter_async_context(LocalPair(deployment.pair_spec()))
+        client, *twins = [
+            await stack.enter_async_context(GenerationClient(each.address))
+            for each in local.orchestrators
+        ]
         pair = await client.wait_ready()
         facts = DeploymentFacts(
             name=deployment.name,
@@ -120,7 +128,8 @@ async def running(deployment: Deployment) -> AsyncIterator[Running]:
             versions={},
         )
         pids = tuple(service.pid for service in local.services)
-        yield Running(GrpcServingClient(client), facts, pids, client.switch)
+        twin = next((Twin(GrpcServingClient(each), each.switch) for each in twins), None)
+        yield Running(GrpcServingClient(client), facts, pids, twin)
 
 
 @asynccontextmanager
