@@ -125,9 +125,30 @@ def test_image_has_what_kuberays_probes_call() -> None:
 
     assert "wget" in runtime
     assert "slim-bookworm" in DOCKERFILE  # Debian: bash and grep are essential there
-    for program in ("ray", "specserve"):
-        assert f"/opt/specserve/bin/{program} " in runtime
-    assert "/usr/local/bin/\n" in runtime
+
+
+def test_a_login_shell_has_the_images_python(tmp_path: Path) -> None:
+    """The operator's job that cleans Redis runs `python` with Ray in one; its PATH starts anew."""
+    (command,) = re.findall(
+        r"^RUN (echo .+) > /etc/profile\.d/\w+\.sh$", stages()["runtime"], re.MULTILINE
+    )
+    (home,) = re.findall(r"^ENV PATH=(\S+):\$PATH ", stages()["runtime"], re.MULTILINE)
+    profile = tmp_path / "specserve.sh"
+
+    subprocess.run(["sh", "-euc", f"{command} > {profile}"], check=True)
+    words = ["sh", "-euc", f'PATH=/usr/local/bin:/usr/bin; . {profile}; echo "$PATH"']
+    told = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+
+    assert told == f"{home}:/usr/local/bin:/usr/bin\n"
+    assert f"COPY --from=build {Path(home).parent} " in stages()["runtime"]
+
+
+def test_image_leaves_gpus_to_who_runs_it() -> None:
+    """A pod without a limit sees no GPU: the image names none, and what the driver is to bring."""
+    instructions = "".join(stages().values())
+
+    assert "VISIBLE_DEVICES" not in instructions
+    assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility\n" in instructions
 
 
 def test_base_is_pinned_by_tag() -> None:

@@ -322,6 +322,18 @@ SABOTAGE: list[tuple[str, str, Spoil]] = [
             {"name": "tmp", "mountPath": "/etc/ray/tls"}
         ),
     ),
+    (
+        "head_is_found",
+        "head: label app.kubernetes.io/name",
+        lambda d: _head(d)["template"]["metadata"]["labels"].update(
+            {"app.kubernetes.io/name": "specserve"}
+        ),
+    ),
+    (
+        "head_is_found",
+        "head: label ray.io/identifier",
+        lambda d: _head(d).update(labels={"ray.io/identifier": "mine"}),
+    ),
     # pods
     ("restricted", "may run as root", lambda d: _pod(d)["securityContext"].pop("runAsNonRoot")),
     ("restricted", "no seccomp", lambda d: _pod(d)["securityContext"].pop("seccompProfile")),
@@ -377,23 +389,6 @@ SABOTAGE: list[tuple[str, str, Spoil]] = [
     ),
     ("idle_head", "num-cpus", lambda d: _head(d)["rayStartParams"].pop("num-cpus")),
     ("idle_head", "excludeHead", lambda d: _service(d)["spec"].pop("excludeHeadPodFromServeSvc")),
-    ("gentle_end", "no preStop", lambda d: _container(d).pop("lifecycle")),
-    ("gentle_end", "does not hold", lambda d: _pod(d).pop("terminationGracePeriodSeconds")),
-    (
-        "gentle_end",
-        "does not hold",
-        _serve(lambda c: _deployment(c, "target").update(graceful_shutdown_timeout_s=200.0)),
-    ),
-    (
-        "gentle_end",
-        "requests take",
-        lambda d: _service(d)["spec"].update(rayClusterDeletionDelaySeconds=60),
-    ),
-    (
-        "gentle_end",
-        "requests take 900",
-        _serve(lambda c: _args(c)["gateway"].update(request_timeout_s=900)),
-    ),
     ("spread", "not spread over", lambda d: _pod(d)["topologySpreadConstraints"].pop()),
     (
         "spread",
@@ -404,22 +399,6 @@ SABOTAGE: list[tuple[str, str, Spoil]] = [
         "spread",
         "other clusters",
         lambda d: _pod(d)["topologySpreadConstraints"][0].pop("matchLabelKeys"),
-    ),
-    ("budgets", "draft: no Pod", lambda d: _drop(d, "specserve-draft")),
-    (
-        "budgets",
-        "minAvailable 3",
-        lambda d: _named(d, "specserve-draft")["spec"].update(minAvailable=3),
-    ),
-    (
-        "budgets",
-        "whole number",
-        lambda d: _named(d, "specserve-draft")["spec"].update(minAvailable="50%"),
-    ),
-    (
-        "budgets",
-        "matches none",
-        lambda d: _named(d, "specserve-draft")["spec"]["selector"]["matchLabels"].update(app="x"),
     ),
     ("images", "wanted one", lambda d: _container(d).update(image="specserve:0.2.0")),
     ("images", "no tag", lambda d: _container(d).update(image="specserve:latest")),
@@ -433,6 +412,66 @@ SABOTAGE: list[tuple[str, str, Spoil]] = [
         "secrets_stay_out",
         "redisPassword",
         lambda d: _cluster(d)["gcsFaultToleranceOptions"].update(redisPassword={"value": "x"}),
+    ),
+    # ends
+    ("gentle_end", "no preStop", lambda d: _container(d).pop("lifecycle")),
+    ("gentle_end", "does not hold", lambda d: _pod(d).pop("terminationGracePeriodSeconds")),
+    (
+        "gentle_end",
+        "target: graceful_shutdown_timeout_s 200 of target < drain 100",
+        _serve(lambda c: _deployment(c, "target").update(graceful_shutdown_timeout_s=200.0)),
+    ),
+    (
+        "gentle_end",
+        "of orchestrator < drain 720 < terminationGracePeriodSeconds 120",
+        lambda d: _pod(d, 2).update(terminationGracePeriodSeconds=120),
+    ),
+    (
+        "gentle_end",
+        "gateway: graceful_shutdown_timeout_s 633 of gateway < drain 100",
+        lambda d: _container(d, 2).update(lifecycle=_container(d)["lifecycle"]),
+    ),
+    (
+        "answers_end_first",
+        "old cluster after 60 s",
+        lambda d: _service(d)["spec"].update(rayClusterDeletionDelaySeconds=60),
+    ),
+    (
+        "answers_end_first",
+        "old cluster after 630 s; requests take 900",
+        _serve(lambda c: _args(c)["gateway"].update(request_timeout_s=900)),
+    ),
+    (
+        "answers_end_first",
+        "a gateway is ended after 63 s; requests take 600 s",
+        _serve(lambda c: _deployment(c, "gateway").update(graceful_shutdown_timeout_s=63.0)),
+    ),
+    ("budgets", "draft: no Pod", lambda d: _drop(d, "specserve-draft")),
+    ("budgets", "target: no Pod", lambda d: _drop(d, "specserve-target")),
+    (
+        "budgets",
+        "minAvailable 3, minReplicas 2",
+        lambda d: _named(d, "specserve-draft")["spec"].update(minAvailable=3),
+    ),
+    (
+        "budgets",
+        "minAvailable 2 of 2 stops every drain",
+        lambda d: _named(d, "specserve-draft")["spec"].update(minAvailable=2),
+    ),
+    (
+        "budgets",
+        "minAvailable 1 of 1 stops every drain",
+        lambda d: _group(d).update(minReplicas=1),
+    ),
+    (
+        "budgets",
+        "whole number",
+        lambda d: _named(d, "specserve-draft")["spec"].update(minAvailable="50%"),
+    ),
+    (
+        "budgets",
+        "matches none",
+        lambda d: _named(d, "specserve-draft")["spec"]["selector"]["matchLabels"].update(app="x"),
     ),
     # Serve
     (
@@ -560,6 +599,25 @@ SABOTAGE: list[tuple[str, str, Spoil]] = [
         lambda d: _group(d)["rayStartParams"].update({"num-gpus": "2"}),
     ),
     (
+        "pools_can_grow",
+        "orchestrator: selects ray.io/node-group=gateway, and the labels of gateway have None",
+        lambda d: _group(d, 2).pop("labels"),
+    ),
+    (
+        "pools_can_grow",
+        "draft: selects ray.io/node-group=draft, and the labels of draft have drafts",
+        lambda d: _group(d)["labels"].update({"ray.io/node-group": "drafts"}),
+    ),
+    (
+        "pools_can_grow",
+        "target: selects zone=a",
+        _serve(
+            lambda c: _deployment(c, "target")["ray_actor_options"]["label_selector"].update(
+                zone="a"
+            )
+        ),
+    ),
+    (
         "ports_agree",
         "a readinessProbe of its own",
         lambda d: _container(d).update(readinessProbe={"httpGet": {"port": 8080}}),
@@ -664,6 +722,11 @@ SABOTAGE: list[tuple[str, str, Spoil]] = [
     ("connections", "gateway cannot reach draft:21100", lambda d: _drop(d, "specserve-grpc-in")),
     ("connections", "gateway cannot reach target:21200", lambda d: _drop(d, "specserve-grpc-out")),
     ("connections", "draft cannot reach dns:53/UDP", lambda d: _drop(d, "specserve-dns")),
+    (
+        "connections",
+        "draft cannot reach dns of the machine:53/UDP",
+        lambda d: _named(d, "specserve-dns")["spec"]["egress"][0]["to"].pop(),
+    ),
     ("connections", "cannot reach collector:4317", lambda d: _drop(d, "specserve-otlp")),
     ("connections", "operator cannot reach head:8265", lambda d: _drop(d, "specserve-operator")),
     ("connections", "client cannot reach gateway:8000", lambda d: _drop(d, "specserve-clients")),
@@ -673,6 +736,16 @@ SABOTAGE: list[tuple[str, str, Spoil]] = [
         lambda d: _pod(d).update(initContainers=[{"name": "m", "command": ["hf", "pull"]}]),
     ),
     ("connections", "head cannot reach redis:6379", lambda d: _drop(d, "specserve-head-out")),
+    (
+        "connections",
+        "redis-cleanup cannot reach redis:6379",
+        lambda d: _drop(d, "specserve-redis-cleanup"),
+    ),
+    (
+        "connections",
+        "head cannot reach redis:6380",
+        lambda d: _cluster(d)["gcsFaultToleranceOptions"].update(redisAddress="redis:6380"),
+    ),
     (
         "connections",
         "stranger can reach gateway:8000",
@@ -701,8 +774,8 @@ def test_rule_finds_its_fault(
     Cases from the field: B196 and B199 (idle_head: no replica and no request hangs on the head),
     B200, B202 and B205 (ports_agree: probes and Service follow Serve's port), B203 (inside_only and
     connections: gRPC is inside by policy), B206 (shared_memory), B211 and B212 (pools_fit_groups:
-    no demand that no group can meet, GPUs known from the pod's limits), B160 (gentle_end: a drain
-    before the signal, and time for the longest request), B241 and B242
+    no demand that no group can meet, GPUs known from the pod's limits), B160 (gentle_end and
+    answers_end_first: a drain before the signal, and time for the longest request), B241 and B242
     (connections: the dashboard is the operator's).
     """
     spoilt = copy.deepcopy(pools)
@@ -781,7 +854,7 @@ class TestUpgradeWithoutRoomForTwoClusters:
 @pytest.mark.parametrize(
     ("words", "spoil"),
     [
-        ("selektor", lambda d: _named(d, "specserve-draft")["spec"].update(selektor={})),
+        ("selektor", lambda d: _named(d, "specserve-target")["spec"].update(selektor={})),
         ("'80' is not", lambda d: _ray_ports(d).append({"port": 1, "endPort": "80"})),
         ("no kind", lambda d: _named(d, "specserve-dns").update(apiVersion="networking.k8s.io/v2")),
         ("Pod/draft", lambda d: _pod(d).update(tolerationz=[])),
@@ -863,6 +936,7 @@ SPOILT_FILES = [
         *("overlays/gpu-pools/kustomization.yaml", "- ../../components/mtls", ""),
         *("gpu-pools", "mutual_tls"),
     ),
+    ("overlays/gpu-pools/draft-budget.yaml", "minAvail", "minAvai", "gpu-pools", "minAvaiable"),
     ("overlays/gpu-pools/serve-config.yaml", "num_gpus: 1", "num_gpus: 2", "gpu-pools", "a pod of"),
     ("overlays/gpu-small/groups.yaml", "Specs/1/", "Specs/7/", "gpu-small", "kustomize"),
     ("overlays/gpu-small/kustomization.yaml", "- ../../base", "- ../base", "gpu-small", "kustom"),
@@ -964,6 +1038,24 @@ def test_policies_are_evaluated_as_a_cluster_does() -> None:
     assert not allows([closed, opened], theirs, ours, 91)
     assert not allows([closed, opened], theirs, ours, 80, "UDP")
     assert not allows([closed, opened], Place({}, is_ours=True), ours, 80)
+
+
+def test_addresses_are_evaluated_where_they_are_known() -> None:
+    """A block opens its addresses but those it leaves out, and no pod, whose address is unknown."""
+    block = {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16"]}
+    policy = {
+        "spec": {
+            "podSelector": {},
+            "policyTypes": ["Egress"],
+            "egress": [{"to": [{"ipBlock": block}]}],
+        }
+    }
+    ours = Place({"app": "a"}, is_ours=True)
+
+    assert allows([policy], ours, Place({}, address="10.2.0.1"), 80)
+    assert not allows([policy], ours, Place({}, address="10.1.0.1"), 80)
+    assert not allows([policy], ours, Place({}, address="169.254.20.10"), 80)
+    assert not allows([policy], ours, Place({"app": "b"}), 80)
 
 
 @pytest.mark.parametrize(("text", "value"), [("500m", 0.5), ("16Gi", 16 * 2**30), ("2", 2), (1, 1)])

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
+
+from specserve import errors
+from specserve.gateway import errors as gateway_errors
+from specserve.telemetry import CANCELLED
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "observability"
@@ -101,3 +108,30 @@ def test_kubernetes_and_compose_have_the_same_rules() -> None:
     mounted = "./observability/rules.yaml:/etc/prometheus/rules.yaml:ro"
     assert mounted in compose["services"]["prometheus"]["volumes"]
     assert prometheus["rule_files"] == ["rules.yaml"]
+
+
+def test_the_error_budget_leaves_out_what_clients_can_mend() -> None:
+    """Every error that is answered below 500, and a client that left; Overloaded is ours."""
+    text = (FOLDER / "rules.yaml").read_text(encoding="utf-8")
+    (left_out,) = set(re.findall(r'error!~"([^"]+)"', text))
+    classes = [
+        kind
+        for module in (errors, gateway_errors)
+        for _, kind in inspect.getmembers(module, inspect.isclass)
+        if issubclass(kind, errors.SpecServeError)
+    ]
+    theirs = {kind.__name__ for kind in classes if gateway_errors.status_of(kind.__name__) < 500}
+
+    assert set(left_out.split("|")) == {CANCELLED, *theirs} - {"Overloaded"}
+    assert "Overloaded" in theirs
+
+
+def test_no_rule_and_no_panel_asks_for_a_scrape_job() -> None:
+    """Jobs have the names of compose's file there, and names of the Prometheus operator's else."""
+    rules = yaml.safe_load((FOLDER / "rules.yaml").read_text(encoding="utf-8"))
+    boards = (ROOT / "deploy" / "compose" / "grafana" / "dashboards").glob("*.json")
+    panels = [panel for board in boards for panel in json.loads(board.read_text())["panels"]]
+    asked = [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
+    asked += [target[key] for p in panels for target in p["targets"] for key in target]
+
+    assert [text for text in map(str, asked) if re.search(r"\bjob\b", text)] == []

@@ -9,14 +9,24 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from support.manifests.documents import BuildFailure, Manifests, read, text_of
+from support.manifests.end_rules import END_RULES
 from support.manifests.network import NETWORK_RULES
 from support.manifests.operator_rules import OPERATOR_RULES, Rule, problems_by_rule
+from support.manifests.placement_rules import PLACEMENT_RULES
 from support.manifests.pod_rules import POD_RULES
 from support.manifests.schemas import kubernetes_problems, ray_service_problems
 from support.manifests.secret_rules import SECRET_RULES
 from support.manifests.serve_rules import SERVE_RULES
 
-RULES: tuple[Rule, ...] = (*OPERATOR_RULES, *POD_RULES, *SERVE_RULES, *NETWORK_RULES, *SECRET_RULES)
+RULES: tuple[Rule, ...] = (
+    *OPERATOR_RULES,
+    *POD_RULES,
+    *END_RULES,
+    *SERVE_RULES,
+    *PLACEMENT_RULES,
+    *NETWORK_RULES,
+    *SECRET_RULES,
+)
 
 
 def problems(manifests: Manifests, crds: Path | None) -> Iterator[str]:

@@ -17,6 +17,9 @@ import yaml
 
 Document = dict[str, Any]
 
+NODE_GROUP = "ray.io/node-group"
+"""Ray's label that deployments select their nodes by."""
+
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster where it was built
 
 
@@ -125,6 +128,27 @@ class Manifests:
         """Serve's deployments by name."""
         found = self.serve_config["applications"][0]["deployments"]
         return {deployment["name"]: deployment for deployment in found}
+
+    def deployments_on(self, group: Group) -> dict[str, Document]:
+        """Return the deployments whose replicas go to a group's pods."""
+        return {
+            name: deployment
+            for name, deployment in self.deployments.items()
+            if node_group(deployment) == group.name
+        }
+
+
+def node_group(deployment: Document) -> str | None:
+    """Return the name of the group that a deployment selects."""
+    selector = deployment["ray_actor_options"].get("label_selector") or {}
+    found: str | None = selector.get(NODE_GROUP)
+    return found
+
+
+def num_replicas(deployment: Document, bound: str) -> int:
+    """Return a deployment's `min_replicas` or `max_replicas`."""
+    scaling = deployment.get("autoscaling_config")
+    return int(scaling[bound] if scaling else deployment["num_replicas"])
 
 
 def build(folder: Path) -> list[Document]:

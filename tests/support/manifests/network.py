@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from ipaddress import ip_address, ip_network
 from typing import Any
 
 from support.manifests.documents import Document, Manifests, containers
@@ -16,7 +17,7 @@ from support.manifests.operator_rules import Rule
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A pod, as policies see it."""
+    """A pod, or another end of a connection, as policies see it."""
 
     pod: Mapping[str, str]
     """Its labels."""
@@ -24,6 +25,8 @@ class Place:
     """Labels of its namespace, the name among them."""
     is_ours: bool = False
     """In the namespace of the policies."""
+    address: str = ""
+    """Where it is known: that of a process on a machine, which has no labels."""
 
 
 def allows(
@@ -61,12 +64,20 @@ def _peer_matches(peers: list[Document] | None, peer: Place) -> bool:
         return True
     for wanted in peers:
         if "ipBlock" in wanted:
-            continue  # a pod's address is not known here
+            if peer.address and _in_block(wanted["ipBlock"], peer.address):
+                return True
+            continue
         namespaces = wanted.get("namespaceSelector")
         in_namespace = peer.is_ours if namespaces is None else _matches(namespaces, peer.namespace)
         if in_namespace and _matches(wanted.get("podSelector") or {}, peer.pod):
             return True
     return False
+
+
+def _in_block(block: Document, address: str) -> bool:
+    found = ip_address(address)
+    left_out = any(found in ip_network(part) for part in block.get("except") or [])
+    return found in ip_network(block["cidr"]) and not left_out
 
 
 def _port_matches(ports: list[Document] | None, port: int, protocol: str) -> bool:
@@ -103,6 +114,7 @@ def wanted_connections(manifests: Manifests) -> list[Want]:
     args = manifests.serve_args
     draft, target = args.get("draft_port", 0), args["target_port"]
     orchestrator = args["orchestrator_port"]
+    redis = _redis_port(manifests)
     wants = [
         # the data plane
         Want("gateway", "draft", draft, allowed=True),
@@ -133,8 +145,12 @@ def wanted_connections(manifests: Manifests) -> list[Want]:
         # what pods need from outside
         Want("draft", "dns", 53, allowed=True, protocol="UDP"),
         Want("gateway", "dns", 53, allowed=True, protocol="TCP"),
-        Want("head", "redis", 6379, allowed=True),
-        Want("target", "redis", 6379, allowed=False),
+        Want("draft", "dns of the machine", 53, allowed=True, protocol="UDP"),
+        Want("gateway", "dns of the machine", 53, allowed=True, protocol="TCP"),
+        Want("head", "redis", redis, allowed=True),
+        Want("redis-cleanup", "redis", redis, allowed=True),
+        Want("redis-cleanup", "hub", 443, allowed=False),
+        Want("target", "redis", redis, allowed=False),
         Want("target", "stranger", 80, allowed=False),
     ]
     for group in manifests.workers:
@@ -152,11 +168,19 @@ def wanted_connections(manifests: Manifests) -> list[Want]:
     return wants
 
 
+def _redis_port(manifests: Manifests) -> int:
+    options = manifests.cluster.get("gcsFaultToleranceOptions") or {}
+    return int(str(options.get("redisAddress", "redis:6379")).rpartition(":")[2])
+
+
 def connections(manifests: Manifests) -> Iterator[str]:
     """Exactly the connections that are needed are open."""
     policies = manifests.of_kind("NetworkPolicy")
     places = {group.name: Place(group.labels, is_ours=True) for group in manifests.groups}
+    # The operator's job after a cluster's end: a head's pod, but for this label.
+    cleanup = {**places["head"].pod, "ray.io/node-type": "redis-cleanup"}
     places |= {
+        "redis-cleanup": Place(cleanup, is_ours=True),
         "client": Place({}, {"specserve/client": "true"}),
         "stranger": Place({}, {"kubernetes.io/metadata.name": "default"}),
         "operator": Place(
@@ -166,6 +190,8 @@ def connections(manifests: Manifests) -> Iterator[str]:
         "prometheus": Place({}, {"kubernetes.io/metadata.name": "monitoring"}),
         "collector": Place({}, {"kubernetes.io/metadata.name": "observability"}),
         "dns": Place({"k8s-app": "kube-dns"}, {"kubernetes.io/metadata.name": "kube-system"}),
+        # NodeLocal DNSCache: a process of the machine, at an address that is the same on each.
+        "dns of the machine": Place({}, address="169.254.20.10"),
         "hub": Place({}, {"kubernetes.io/metadata.name": "somewhere"}),
         "redis": Place({}, {"kubernetes.io/metadata.name": "redis"}),
     }

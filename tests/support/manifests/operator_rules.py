@@ -27,6 +27,9 @@ UPGRADES = ("NewCluster", "NewClusterWithIncrementalUpgrade", "None")
 GATED = ("networkPolicy", "tlsOptions", "historyServerOptions")
 """Fields behind feature gates that are off as KubeRay is installed."""
 
+HEAD_SELECTOR = ("app.kubernetes.io/name", "app.kubernetes.io/created-by", "ray.io/identifier")
+"""Labels that the operator gives to a head, and that its Services find it by."""
+
 TLS_ENV = ("RAY_USE_TLS", "RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
 REDIS_ENV = ("REDIS_PASSWORD", "RAY_REDIS_ADDRESS", "REDIS_USERNAME")
 REDIS_PARAMS = ("redis-password", "redis-username")
@@ -170,6 +173,15 @@ def tls_left_to_the_operator(manifests: Manifests) -> Iterator[str]:
             yield f"{group.name}: a mount at /etc/ray/tls"
 
 
+def head_is_found(manifests: Manifests) -> Iterator[str]:
+    """The head keeps the labels that the Service of the RayService's own name selects it by.
+
+    A label of the template takes the place of the operator's, and the Service selects no pod.
+    """
+    labels = manifests.groups[0].labels
+    yield from (f"head: label {name} is the operator's" for name in HEAD_SELECTOR if name in labels)
+
+
 def _mounts(group: Group, path: str) -> bool:
     mounts = group.ray_container.get("volumeMounts") or []
     return any(mount.get("mountPath") == path for mount in mounts)
@@ -187,6 +199,7 @@ OPERATOR_RULES: tuple[Rule, ...] = (
     upgrade_strategy,
     no_gated_fields,
     tls_left_to_the_operator,
+    head_is_found,
 )
 """All but `one_ray_service`, which the others rely on."""
 

@@ -1,4 +1,4 @@
-"""What our pods promise: they may do little, have room, end gently, and are spread."""
+"""What our pods promise: they may do little, have room, and are spread."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from support.manifests.operator_rules import Rule
 
 SHM_MARGIN_BYTES = 128 * 2**20
 """What else lies in /dev/shm beside Ray's object store."""
-
-GPU = "nvidia.com/gpu"
 
 
 def restricted(manifests: Manifests) -> Iterator[str]:
@@ -95,30 +93,6 @@ def idle_head(manifests: Manifests) -> Iterator[str]:
         yield "excludeHeadPodFromServeSvc is not true"
 
 
-def gentle_end(manifests: Manifests) -> Iterator[str]:
-    """A pod that ends drains first, and is given longer than its replicas are."""
-    serve_s = max(
-        deployment["graceful_shutdown_timeout_s"] for deployment in manifests.deployments.values()
-    )
-    for group in manifests.workers:
-        hook = (group.ray_container.get("lifecycle") or {}).get("preStop") or {}
-        words = (hook.get("exec") or {}).get("command") or []
-        timeouts = [float(m[1]) for w in words if (m := re.fullmatch(r"--timeout-s=([\d.]+)", w))]
-        if words[:2] != ["specserve", "drain-node"] or not timeouts:
-            yield f"{group.name}: no preStop that drains"
-            continue
-        grace_s = group.pod.get("terminationGracePeriodSeconds", 30)
-        if not serve_s < timeouts[0] < grace_s:
-            yield (
-                f"{group.name}: graceful_shutdown_timeout_s {serve_s:g} < drain "
-                f"{timeouts[0]:g} < terminationGracePeriodSeconds {grace_s} does not hold"
-            )
-    deletion_s = manifests.ray_service["spec"].get("rayClusterDeletionDelaySeconds", 60)
-    request_s = (manifests.serve_args.get("gateway") or {}).get("request_timeout_s", 600)
-    if deletion_s <= request_s:
-        yield f"an upgrade ends the old cluster after {deletion_s} s; requests take {request_s:g} s"
-
-
 def spread(manifests: Manifests) -> Iterator[str]:
     """Each worker group's pods are spread over zones and machines, counted per cluster."""
     for group in manifests.workers:
@@ -133,27 +107,6 @@ def spread(manifests: Manifests) -> Iterator[str]:
         missing = {"topology.kubernetes.io/zone", "kubernetes.io/hostname"} - keys
         if missing:
             yield f"{group.name}: not spread over {', '.join(sorted(missing))}"
-
-
-def budgets(manifests: Manifests) -> Iterator[str]:
-    """Each worker group has a budget that Kubernetes honours for pods of a custom resource."""
-    found = {}
-    for budget in manifests.of_kind("PodDisruptionBudget"):
-        labels = budget["spec"]["selector"].get("matchLabels") or {}
-        found[labels.get("ray.io/group")] = budget["spec"]
-    for group in manifests.workers:
-        spec = found.get(group.name)
-        if spec is None:
-            yield f"{group.name}: no PodDisruptionBudget"
-            continue
-        least = spec.get("minAvailable")
-        if not isinstance(least, int) or "maxUnavailable" in spec:
-            yield f"{group.name}: a budget over such pods is a whole number of minAvailable"
-        elif not 1 <= least <= group.spec["minReplicas"]:
-            yield f"{group.name}: minAvailable {least}, minReplicas {group.spec['minReplicas']}"
-        selector = spec["selector"]["matchLabels"]
-        if not selector.items() <= group.labels.items():
-            yield f"{group.name}: the budget's selector {selector} matches none of its pods"
 
 
 def images(manifests: Manifests) -> Iterator[str]:
@@ -184,9 +137,7 @@ POD_RULES: tuple[Rule, ...] = (
     writable_places,
     shared_memory,
     idle_head,
-    gentle_end,
     spread,
-    budgets,
     images,
     secrets_stay_out,
 )

@@ -1,4 +1,4 @@
-"""What the Serve config must say to be taken, and to fit the worker groups around it."""
+"""What the Serve config must say to be taken, and to fit the pods around it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,8 @@ from ray.serve.schema import (
 from specserve.config_parsing import build, did_you_mean
 from specserve.errors import ConfigurationError
 from specserve.serve_args import ServeArgs, check_serve_args
-from support.manifests.documents import Document, Group, Manifests, quantity
+from support.manifests.documents import Document, Manifests
 from support.manifests.operator_rules import Rule
-from support.manifests.pod_rules import GPU
-
-NODE_GROUP = "ray.io/node-group"
 
 
 def serve_schema(manifests: Manifests) -> Iterator[str]:
@@ -154,52 +151,6 @@ def models_are_mounted(manifests: Manifests) -> Iterator[str]:
             yield f"{group.name}: {path} is under no mount"
 
 
-def pools_fit_groups(manifests: Manifests) -> Iterator[str]:
-    """Every replica has a group that can hold it, and every group can hold all of its replicas.
-
-    A demand that no group can meet makes the autoscaler start nodes, or wait, for ever.
-    """
-    groups = {group.name: group for group in manifests.workers}
-    held: dict[str, list[tuple[str, Document]]] = {name: [] for name in groups}
-    for name, deployment in manifests.deployments.items():
-        actor = deployment["ray_actor_options"]
-        group = (actor.get("label_selector") or {}).get(NODE_GROUP)
-        if group not in groups:
-            yield f"{name}: node group {group}, wanted one of {', '.join(groups)}"
-            continue
-        held[group].append((name, deployment))
-    for name, deployments in held.items():
-        yield from _fits(groups[name], deployments)
-
-
-def _fits(group: Group, deployments: list[tuple[str, Document]]) -> Iterator[str]:
-    for name in ("num-cpus", "num-gpus", "resources"):
-        if name in group.start_params or group.spec.get("resources"):
-            yield f"{group.name}: {name} is said beside the pod's limits, which Ray is told anyway"
-    limits = group.ray_container["resources"]["limits"]
-    for bound, key in (("minReplicas", "min_replicas"), ("maxReplicas", "max_replicas")):
-        pods = group.spec[bound]
-        for resource, option in (("cpu", "num_cpus"), (GPU, "num_gpus")):
-            room = quantity(limits.get(resource, 0))
-            asked = 0.0
-            for name, deployment in deployments:
-                each = deployment["ray_actor_options"].get(option, 0)
-                if each > room:
-                    yield f"{name}: {option} {each:g}, a pod of {group.name} has {room:g}"
-                asked += each * _replicas(deployment, key)
-            if asked > room * pods:
-                yield f"{group.name}: {bound} {pods} hold {room * pods:g} {option}, not {asked:g}"
-        for name, deployment in deployments:
-            most = deployment.get("max_replicas_per_node", 10**6) * pods
-            if _replicas(deployment, key) > most:
-                yield f"{name}: {_replicas(deployment, key)} replicas on {bound} {pods} of a group"
-
-
-def _replicas(deployment: Document, key: str) -> int:
-    scaling = deployment.get("autoscaling_config")
-    return int(scaling[key] if scaling else deployment["num_replicas"])
-
-
 def monitored_ports(manifests: Manifests) -> Iterator[str]:
     """A PodMonitor names ports that the pods it selects have, in fields that PodMonitor has."""
     for monitor in manifests.of_kind("PodMonitor"):
@@ -245,6 +196,5 @@ SERVE_RULES: tuple[Rule, ...] = (
     ray_of_the_image,
     ports_agree,
     models_are_mounted,
-    pools_fit_groups,
     monitored_ports,
 )
