@@ -54,7 +54,8 @@ class EngineConfig(Config):
     device: str = "auto"
     """auto: cuda when present, else cpu."""
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
-    """Share of device memory for weights and KV together (CUDA only)."""
+    """Share of the GPU's memory that this process may use, weights, KV and 1 GiB for activations
+    together; processes on one GPU need shares that add up to less than 1 (CUDA only)."""
     num_kv_blocks: int | None = Field(None, ge=2)
     """KV blocks in the pool; None sizes it from memory."""
     block_size: int = Field(16, ge=1, le=256)

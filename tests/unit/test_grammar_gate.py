@@ -29,9 +29,12 @@ class SlowCompiler(GrammarCompiler):
         super().__init__(ToyTokenizer(ToySpec.parse(MODEL)).token_table)
         self.may_go_on = threading.Event()
         self.has_begun = threading.Event()
+        self.threads: list[threading.Thread] = []
+        """Those that asked it to compile or to look up, one entry each time."""
 
     def compile(self, text: str, tenant_salt: bytes = b"") -> Grammar:
         """Wait, then compile."""
+        self.threads.append(threading.current_thread())
         self.has_begun.set()
         assert self.may_go_on.wait(10)
         return super().compile(text, tenant_salt)
@@ -128,5 +131,62 @@ def test_a_grammar_that_is_none_fails_its_call_alone(grammars: SlowCompiler) -> 
     assert isinstance(reply, CallFailed)
     assert isinstance(reply.error, InvalidRequest)
     assert "unclosed group" in str(reply.error)
+    (reply,) = run(gate, Caller("b", [1, 2]).verify(()))
+    assert isinstance(reply, VerifyReply)
+
+
+def test_sessions_that_wait_for_one_grammar_wait_for_one_thread(grammars: SlowCompiler) -> None:
+    """All are answered when it ends; another grammar has a thread of its own."""
+    gate = gate_of(grammars)
+    callers = [Caller(f"s{n}", [1, 2], held_to("[bc]d[bc]+")) for n in range(6)]
+    calls = [caller.verify(()) for caller in [*callers, Caller("other", [1, 2], held_to("b+"))]]
+    for call in calls:
+        gate.submit(call)
+    gate.submit(Cancel(calls[1].call_id))
+    gate.submit(Release("s2"))
+    grammars.may_go_on.set()
+
+    replies = until_answered(gate, len(calls))
+
+    failed = {r.call_id: type(r.error) for r in replies if isinstance(r, CallFailed)}
+    assert failed == {calls[1].call_id: DeadlineExpired, calls[2].call_id: SessionNotFound}
+    assert {reply.call_id for reply in replies} == {call.call_id for call in calls}
+    assert len({*grammars.threads} - {threading.current_thread()}) == 2
+
+
+def test_every_call_that_waited_hears_why_a_grammar_is_none(grammars: SlowCompiler) -> None:
+    """The engine does not try it again: it would stand still for each of them."""
+    gate = gate_of(grammars)
+    calls = [Caller(f"s{n}", [1, 2], held_to("(b")).verify(()) for n in range(3)]
+    for call in calls:
+        gate.submit(call)
+    grammars.may_go_on.set()
+
+    replies = until_answered(gate, 3)
+
+    assert {reply.call_id for reply in replies} == {call.call_id for call in calls}
+    for reply in replies:
+        assert isinstance(reply, CallFailed)
+        assert isinstance(reply.error, InvalidRequest)
+        assert "unclosed group" in str(reply.error)
+    assert len(grammars.threads) == 1
+    assert gate.wait_s() is None
+
+
+def test_a_compiler_that_breaks_ends_its_calls_and_not_the_engine() -> None:
+    """Whatever it raises: the calls fail, and others are served."""
+
+    class Broken(SlowCompiler):
+        def compile(self, text: str, tenant_salt: bytes = b"") -> Grammar:
+            raise MemoryError
+
+    gate = gate_of(Broken())
+    gate.submit(Caller("a", [1, 2], held_to("b+")).verify(()))
+
+    (reply,) = until_answered(gate, 1)
+
+    assert isinstance(reply, CallFailed)
+    assert isinstance(reply.error, InvalidRequest)
+    assert "MemoryError" in str(reply.error)
     (reply,) = run(gate, Caller("b", [1, 2]).verify(()))
     assert isinstance(reply, VerifyReply)

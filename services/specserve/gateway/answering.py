@@ -6,7 +6,6 @@ cancels. Knows ASGI and the parts it puts together; knows no field of a body.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 import time
@@ -14,6 +13,7 @@ import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from starlette.datastructures import Headers
@@ -31,10 +31,12 @@ from specserve.gateway.formats import AnswerFormat
 from specserve.gateway.limits import Limiter
 from specserve.gateway.metrics import GatewayMetrics
 from specserve.gateway.observer import RequestObserver
+from specserve.gateway.off_loop import in_thread_if
 from specserve.gateway.pair import PairWatch, ServedPair
 from specserve.gateway.plan import GenerationPlan, check_priority
 from specserve.gateway.receiving import read_body, unless_disconnected
-from specserve.gateway.requests import parse_body
+from specserve.gateway.requests import parsed_body
+from specserve.gateway.sending import SEND_SLACK_S, bounded
 from specserve.gateway.shaping import as_event, padded, shaped
 from specserve.gateway.tenants import Tenant, key_tenant, resolve_tenant
 from specserve.telemetry import Tracing
@@ -42,14 +44,9 @@ from specserve.telemetry.logs import enter_request, leave_request
 
 logger = logging.getLogger(__name__)
 
-PARSE_IN_THREAD_BYTES = 32_768
-"""Longer bodies are read off the event loop: a million bytes of ids take a third of a second."""
-
 _CLIENT_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 BodyT = TypeVar("BodyT", bound=GenerationFields)
-ReceivedT = TypeVar("ReceivedT")
-WrittenT = TypeVar("WrittenT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +126,7 @@ class GenerationAnswer(Response, Generic[BodyT]):
     ) -> Exception | None:
         """Answer, and return the error that cut a stream short, if one did."""
         endpoint, services = self._endpoint, self._services
-        if len(raw) > PARSE_IN_THREAD_BYTES:
-            body = await asyncio.to_thread(parse_body, raw, endpoint.body_type)
-        else:
-            body = parse_body(raw, endpoint.body_type)
+        body = await parsed_body(raw, endpoint.body_type)
         check_priority(body, tenant)
         pair = await services.pair.ready()
         observer.on_body()
@@ -154,6 +148,7 @@ class GenerationAnswer(Response, Generic[BodyT]):
     ) -> Exception | None:
         endpoint, services = self._endpoint, self._services
         answer = endpoint.format(plan, body, int(time.time()))
+        send = bounded(send, services.config.request_timeout_s + SEND_SLACK_S)
         if body.stream:
             interval_s = services.config.stream_interval_ms / 1000
             pad_bytes = services.config.stream_pad_bytes
@@ -162,7 +157,7 @@ class GenerationAnswer(Response, Generic[BodyT]):
                 return await self._stream(parts, send)
         async with decoding(services.backend, plan, observer, services.drain) as blocks:
             received = [block async for block in blocks]
-            whole = await _off_the_loop_if(plan.scores_prompts, answer.answer, received)
+            whole = await in_thread_if(answer.is_long(received), partial(answer.answer, received))
         await self._send_start(send, b"application/json", len(whole))
         await send({"type": "http.response.body", "body": whole, "more_body": False})
         return None
@@ -173,9 +168,10 @@ class GenerationAnswer(Response, Generic[BodyT]):
         services = self._services
         async with decoding(services.backend, plan, observer, services.drain) as blocks:
             async for block in blocks:
-                for chunk in await _off_the_loop_if(plan.scores_prompts, answer.on_block, block):
+                write = partial(answer.on_block, block)
+                for chunk in await in_thread_if(answer.is_long([block]), write):
                     yield chunk
-        for chunk in answer.at_end():
+        for chunk in await in_thread_if(answer.wanted.detailed_metrics, answer.at_end):
             yield chunk
         yield b"[DONE]"
 
@@ -187,6 +183,8 @@ class GenerationAnswer(Response, Generic[BodyT]):
             await _send_part(send, first)
             async for part in parts:
                 await _send_part(send, part)
+        except ClientDisconnected:
+            raise
         except OSError as gone:
             # Servers of newer ASGI versions raise when the client has gone.
             raise ClientDisconnected from gone
@@ -207,13 +205,6 @@ class GenerationAnswer(Response, Generic[BodyT]):
         else:
             headers.append((b"content-length", str(length).encode()))
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-
-
-async def _off_the_loop_if(
-    long: bool, write: Callable[[ReceivedT], WrittenT], received: ReceivedT
-) -> WrittenT:
-    """Write in a worker thread what may be long: twenty figures for each token of a prompt."""
-    return await asyncio.to_thread(write, received) if long else write(received)
 
 
 def client_id(headers: Headers) -> str:

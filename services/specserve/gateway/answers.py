@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.dataclasses import dataclass
 
 from specserve.gateway.blocks import FinishReason, TokenOrigin
 
@@ -144,7 +145,9 @@ class CompletionLogprobs(Answer):
     """Characters of the choice's text before the token."""
 
 
-class PromptLogprob(Answer):
+# No model: an answer may hold a million, and these take a third of the memory.
+@dataclass(frozen=True, slots=True, config=ConfigDict(use_attribute_docstrings=True))
+class PromptLogprob:
     """A token in one place of the prompt."""
 
     logprob: float

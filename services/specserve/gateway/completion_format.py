@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from specserve.gateway.answers import (
     Completion,
     CompletionChoice,
     CompletionLogprobs,
     Metrics,
+    PromptLogprobs,
     Usage,
 )
 from specserve.gateway.blocks import Block
@@ -16,6 +18,18 @@ from specserve.gateway.detokenizer import IncrementalText
 from specserve.gateway.formats import AnswerFormat, Wanted
 from specserve.gateway.plan import GenerationPlan
 from specserve.gateway.token_text import TokenTexts
+
+
+@dataclass(frozen=True, slots=True)
+class _PromptFigures:
+    """What the choices of one prompt have in common, made once: it may be millions of values."""
+
+    logprobs: CompletionLogprobs | None
+    """Of the echo."""
+    end: IncrementalText
+    """Where the echo ends and each choice goes on."""
+    scores: PromptLogprobs | None
+    """Of the field `prompt_logprobs`."""
 
 
 class CompletionFormat(AnswerFormat[CompletionChoice]):
@@ -28,6 +42,7 @@ class CompletionFormat(AnswerFormat[CompletionChoice]):
         self._texts = texts
         self._positions = [IncrementalText() for _ in plan.choices]
         self._opened: set[int] = set()  # choices whose prompt has been told
+        self._figures: dict[int, _PromptFigures] = {}  # {prompt: its figures}
 
     def chunk_choices(self, block: Block) -> list[CompletionChoice]:
         """Return the prompt, once per choice and if it is to be shown, and the block."""
@@ -56,30 +71,35 @@ class CompletionFormat(AnswerFormat[CompletionChoice]):
         if index in self._opened or not (wanted.echo or wanted.prompt_logprobs):
             return None
         self._opened.add(index)
-        prompt, entries = self.plan.prompts[index // self.plan.n], self.gate.logprobs(index)
-        logprobs = scores = None
+        number = index // self.plan.n
+        if number not in self._figures:
+            self._figures[number] = self._prompt_figures(number)
+        figures = self._figures[number]
+        self._positions[index] = figures.end.copy()
+        choice = CompletionChoice(
+            index=index,
+            text=self.plan.prompts[number].text,
+            logprobs=figures.logprobs,
+            finish_reason=None,
+            token_ids=[] if wanted.token_ids else None,
+            token_origins=[] if wanted.detailed_metrics else None,
+            token_provenance=[] if wanted.detailed_metrics else None,
+        )
+        # Not as an argument, which would be checked, and so copied, for each choice.
+        return choice.model_copy(update={"prompt_logprobs": figures.scores})
+
+    def _prompt_figures(self, number: int) -> _PromptFigures:
+        wanted, prompt, entries = self.wanted, self.plan.prompts[number], self.gate.logprobs(number)
+        logprobs, end, scores = None, IncrementalText(), None
         if wanted.echo and wanted.logprobs:
             logprobs = self._texts.echoed_logprobs(
-                prompt,
-                entries,
-                wanted.num_logprobs,
-                self._positions[index],
-                not wanted.special_tokens,
+                prompt, entries, wanted.num_logprobs, end, not wanted.special_tokens
             )
         if wanted.prompt_logprobs:
             scores = self._texts.prompt_logprobs(
                 prompt.token_ids, entries, wanted.num_prompt_logprobs
             )
-        return CompletionChoice(
-            index=index,
-            text=prompt.text,
-            logprobs=logprobs,
-            finish_reason=None,
-            token_ids=[] if wanted.token_ids else None,
-            token_origins=[] if wanted.detailed_metrics else None,
-            token_provenance=[] if wanted.detailed_metrics else None,
-            prompt_logprobs=scores,
-        )
+        return _PromptFigures(logprobs, end, scores)
 
     def chunk(
         self, choices: list[CompletionChoice], usage: Usage | None, metrics: Metrics | None
@@ -120,7 +140,8 @@ def _joined_logprobs(
     first: CompletionLogprobs | None, second: CompletionLogprobs | None
 ) -> CompletionLogprobs:
     parts = [part for part in (first, second) if part is not None]
-    return CompletionLogprobs(
+    # Unchecked: a check would copy what a prompt's choices share.
+    return CompletionLogprobs.model_construct(
         tokens=[item for part in parts for item in part.tokens],
         token_logprobs=[item for part in parts for item in part.token_logprobs],
         top_logprobs=[item for part in parts for item in part.top_logprobs],

@@ -21,7 +21,7 @@ class TenantLimits(Config):
     """Prompt and output tokens. A request is let in for its prompt and its max_tokens, or for the
     whole minute's if that is less, and what it did not use is given back at its end."""
     max_concurrent_sessions: int | None = Field(None, ge=1)
-    """Choices decoded or waiting at once; a request for more than this alone is refused, too."""
+    """Choices decoded or waiting at once; a request for more than this alone is a 400."""
     best_priority: int | None = None
     """Smallest `priority` that a request may name; None lets it name any."""
 

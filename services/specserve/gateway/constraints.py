@@ -32,7 +32,7 @@ def token_constraints(
         frequency_penalty=body.frequency_penalty,
         logit_bias=tuple(body.logit_bias.items()),
         bad_words=_phrases(body.bad_words, tokenizer),
-        allowed_token_ids=tuple(body.allowed_token_ids),
+        allowed_token_ids=tuple(sorted(set(body.allowed_token_ids))),
         min_tokens=body.min_tokens,
         grammar=grammar,
     )

@@ -20,6 +20,8 @@ from specserve.gateway.config import GatewayConfig
 from specserve.gateway.drain import Drain
 from specserve.gateway.grpc_backend import GrpcBackend
 from specserve.gateway.http import create_http_app
+from specserve.gateway.metrics import GatewayMetrics
+from specserve.gateway.replica_gauges import keep_gauges
 from specserve.model.tokenizer import load_tokenizer
 from specserve.rpc.serve_hooks import (
     DISCOVERY_PERIOD_S,
@@ -47,9 +49,14 @@ class GatewayDeployment:
         self._tokenizer = await asyncio.to_thread(load_tokenizer, target)
         self._config = config
         self._drain = Drain()
+        self._metrics = GatewayMetrics()
         self._backend = GrpcBackend(
             (), config.failover_timeout_s, MutualTls.of(config), config.orchestrator_hang_s
         )
+        self._backend.on_failover = self._metrics.count_failover
+        self._refreshing: asyncio.Task[None] | None = None
+        if self._tracing.is_on:
+            self._refreshing = asyncio.create_task(keep_gauges(self._backend, self._metrics))
         self._orchestrators = PoolWatcher("orchestrator", lambda: look(orchestrator))
         self._watching = asyncio.create_task(
             watch_pools([self._orchestrators], self._tell_backend, DISCOVERY_PERIOD_S),
@@ -62,6 +69,7 @@ class GatewayDeployment:
             self._backend,
             self._tokenizer,
             self._config,
+            metrics=self._metrics,
             tracing=self._tracing,
             drain=self._drain,
         )
@@ -86,6 +94,8 @@ class GatewayDeployment:
         watching: asyncio.Task[None] | None = getattr(self, "_watching", None)
         if watching is not None:
             watching.cancel()
+            if self._refreshing is not None:
+                self._refreshing.cancel()
             await self._backend.close()
             await asyncio.to_thread(self._tracing.shutdown)
 

@@ -20,6 +20,13 @@ class IncrementalText:
         self.num_chars = 0
         """Characters handed out so far."""
 
+    def copy(self) -> IncrementalText:
+        """Return another text that goes on from here."""
+        other = IncrementalText()
+        other._decoder.setstate(self._decoder.getstate())
+        other.num_chars = self.num_chars
+        return other
+
     @property
     def unfinished(self) -> bytes:
         """Bytes of a character that is not complete yet."""

@@ -169,8 +169,10 @@ _ROWS: dict[str, _Row] = {
 }
 """By class name, so that a peer's error whose fields did not travel is answered alike."""
 
+_REFUSED = _Row(400, _BAD)
+
 _ROWS_BY_GRPC_CODE: dict[int, _Row] = {
-    3: _Row(400, _BAD),
+    3: _REFUSED,
     4: _Row(504, "timeout_error", "deadline_expired", _TOO_LATE),
     8: _Row(503, _OVERLOADED, "capacity_exhausted", _NO_ROOM),
     14: _Row(503, _OVERLOADED, "unavailable", _LOST),
@@ -216,6 +218,8 @@ def to_http(error: Exception) -> HttpError:
     if isinstance(error, RemoteError):
         message = error.message or error.error
         row = _ROWS.get(error.error) or _ROWS_BY_GRPC_CODE.get(error.code)
+        if row is _REFUSED and not error.error:
+            row = None  # nobody of ours said so: no client is told that it is at fault
     else:
         row = next(
             (_ROWS[cls.__name__] for cls in type(error).__mro__ if cls.__name__ in _ROWS), None

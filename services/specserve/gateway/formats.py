@@ -12,11 +12,13 @@ from typing import Generic, TypeVar
 
 from specserve.gateway.answers import Answer, Metrics, TokenProvenance, Usage
 from specserve.gateway.blocks import Block, FinishReason, TokenOrigin
-from specserve.gateway.plan import GenerationPlan, wanted_logprobs
+from specserve.gateway.off_loop import LONG_ANSWER_ENTRIES
+from specserve.gateway.plan import GenerationPlan
 from specserve.gateway.prompt_gate import PromptGate
 from specserve.gateway.provenance import provenance_of
 from specserve.gateway.requests import ChatRequest, CompletionRequest
 from specserve.gateway.tally import Tally
+from specserve.gateway.wanted_logprobs import wanted_logprobs
 
 ChoiceT = TypeVar("ChoiceT", bound=Answer)
 
@@ -53,6 +55,11 @@ class Wanted:
     def prompt_logprobs(self) -> bool:
         """Whether `prompt_logprobs` is shown."""
         return self.num_prompt_logprobs >= 0
+
+    @property
+    def entries_per_token(self) -> int:
+        """How many figures are written for each token of the output, roughly."""
+        return 1 + (self.num_logprobs + 1) + (4 if self.detailed_metrics else 0)
 
     @classmethod
     def of(cls, body: CompletionRequest | ChatRequest) -> Wanted:
@@ -93,6 +100,12 @@ class AnswerFormat(ABC, Generic[ChoiceT]):
     def whole(self, blocks: Sequence[Block], metrics: Metrics | None) -> Answer:
         """Return the whole answer; one block per choice, in order of their numbers."""
 
+    def is_long(self, blocks: Sequence[Block]) -> bool:
+        """Say whether blocks take so long to write that other requests would wait for it."""
+        num_tokens = sum(len(block.token_ids) for block in blocks)
+        num_entries = num_tokens * self.wanted.entries_per_token
+        return self.plan.scores_prompts or num_entries > LONG_ANSWER_ENTRIES
+
     def on_block(self, block: Block) -> list[bytes]:
         """Write the chunks of one block, and of those that waited for it."""
         return [chunk for shown in self.gate.take(block) for chunk in self._chunks(shown)]
@@ -122,13 +135,12 @@ class AnswerFormat(ABC, Generic[ChoiceT]):
 
     def answer(self, blocks: Sequence[Block]) -> bytes:
         """Write the whole answer from all blocks, in whichever order they came."""
+        parts: list[list[Block]] = [[] for _ in self.plan.choices]
         for block in blocks:
             self.gate.take(block)
             self.tally.add(block)
-        merged = [
-            merge([block for block in blocks if block.index == index])
-            for index in range(len(self.plan.choices))
-        ]
+            parts[block.index].append(block)
+        merged = [merge(of_one) for of_one in parts]
         return self.whole(merged, self._metrics()).model_dump_json().encode()
 
     def token_ids(self, block: Block) -> list[int] | None:

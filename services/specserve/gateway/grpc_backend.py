@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from typing import Any
 
 import grpc
@@ -60,6 +60,8 @@ class GrpcBackend:
     ) -> None:
         self._pool = OrchestratorPool(addresses, tls, hang_s)
         self._failover_timeout_s = failover_timeout_s
+        self.on_failover: Callable[[], None] = lambda: None
+        """Called whenever an orchestrator is lost under a choice that goes on elsewhere."""
 
     async def set_addresses(self, addresses: Iterable[str]) -> None:
         """Learn which orchestrators there are now."""
@@ -124,7 +126,8 @@ class GrpcBackend:
                     if not _is_worth_another_try(error):
                         raise lost from error
                 except asyncio.CancelledError:
-                    if not member.is_hung or _is_cancelled():
+                    # Only the call is: the orchestrator hangs, or its connection was closed.
+                    if _is_cancelled():
                         raise
                     lost = PeerUnavailable("orchestrator", f"{member.address} does not answer")
             now = loop.time()
@@ -133,6 +136,7 @@ class GrpcBackend:
                 raise lost
             self._pool.avoid(member)
             origin = origin.again()
+            self.on_failover()
             logger.log(
                 logging.WARNING if pause_s == FIRST_PAUSE_S else logging.DEBUG,
                 "%s: lost orchestrator %s after %d tokens; asking again",
@@ -149,9 +153,9 @@ class GrpcBackend:
         lost: SpecServeError = PeerUnavailable("orchestrator", "none is known")
         for member in sorted(self._pool.members(), key=lambda m: m.avoid_until):
             try:
-                answer = await member.stub.GetPair(GetPairRequest(), timeout=ASK_TIMEOUT_S)
-            except grpc.aio.AioRpcError as error:
-                lost = from_rpc_error(error, "orchestrator")
+                answer = await self._ask(member, member.stub.GetPair, GetPairRequest())
+            except SpecServeError as error:
+                lost = error
                 self._pool.avoid(member)
                 continue
             if answer.ready:
@@ -169,8 +173,7 @@ class GrpcBackend:
         """Ask all orchestrators; a choice that was carried over is in the ring of each."""
         request = GetRequestsRequest(id=name)
         found = await self._recent(
-            member.recent.GetRequests(request, timeout=ASK_TIMEOUT_S)
-            for member in self._pool.members()
+            self._ask(member, member.recent.GetRequests, request) for member in self._pool.members()
         )
         return sorted(found, key=lambda record: (record.arrived_unix_s, record.request_id))
 
@@ -178,7 +181,7 @@ class GrpcBackend:
         """Ask all orchestrators at once; those that do not answer are left out."""
         request = ListRequestsRequest(limit=limit)
         found = await self._recent(
-            member.recent.ListRequests(request, timeout=ASK_TIMEOUT_S)
+            self._ask(member, member.recent.ListRequests, request)
             for member in self._pool.members()
         )
         return sorted(found, key=lambda record: record.arrived_unix_s, reverse=True)[:limit]
@@ -204,12 +207,29 @@ class GrpcBackend:
         ]
 
     @staticmethod
-    async def _status(member: Orchestrator) -> GetStatusResponse | None:
+    async def _ask(member: Orchestrator, ask: Callable[..., Awaitable[Any]], request: Any) -> Any:
+        """Ask one question.
+
+        Raises:
+            PeerUnavailable: it is gone, maybe taken off the list while it was being asked.
+            SpecServeError: it could not answer.
+        """
         try:
-            answer: GetStatusResponse = await member.stub.GetStatus(
-                GetStatusRequest(), timeout=ASK_TIMEOUT_S
+            return await ask(request, timeout=ASK_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error, "orchestrator") from error
+        except (asyncio.CancelledError, grpc.aio.UsageError) as error:
+            # A channel that is closed cancels its calls, and takes no more.
+            if _is_cancelled():
+                raise
+            raise PeerUnavailable("orchestrator", f"{member.address} is gone") from error
+
+    async def _status(self, member: Orchestrator) -> GetStatusResponse | None:
+        try:
+            answer: GetStatusResponse = await self._ask(
+                member, member.stub.GetStatus, GetStatusRequest()
             )
-        except grpc.aio.AioRpcError:
+        except SpecServeError:
             return None
         return answer
 

@@ -5,7 +5,6 @@ Knows routes and how errors are answered; knows neither Ray nor how a request re
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from typing import TYPE_CHECKING, Any
@@ -48,6 +47,7 @@ from specserve.gateway.openapi import complete_document, errors, generation_body
 from specserve.gateway.pair import PairWatch, ServedPair
 from specserve.gateway.pool_view import add_pool_route
 from specserve.gateway.receiving import Refusal
+from specserve.gateway.replica_gauges import refresh_gauges
 from specserve.gateway.request_routes import add_request_routes
 from specserve.gateway.requests import ChatRequest, CompletionRequest
 from specserve.gateway.token_routes import BODIES, add_token_routes
@@ -62,9 +62,6 @@ logger = logging.getLogger(__name__)
 
 GENERATION_ERRORS = tuple(statuses())
 """Statuses of both endpoints besides 200."""
-
-STATUS_TIMEOUT_S = 1.0
-"""Longest that /metrics waits for the orchestrators; without them their gauges are missing."""
 
 
 def create_http_app(
@@ -94,7 +91,8 @@ def create_http_app(
     pair = PairWatch(backend, config.served_model_name, config.pair_refresh_s, table.fingerprint)
     tracing = tracing or Tracing()
     tracing.export_metrics(metrics.registry)
-    services = Services(backend, pair, config, drain, Limiter(), metrics, tracing)
+    limiter = Limiter()
+    services = Services(backend, pair, config, drain, limiter, metrics, tracing)
     texts = TokenTexts(table)
     grammars = GrammarCompiler(lambda: table)
     completion = completion_endpoint(tokenizer, config, texts, grammars)
@@ -171,19 +169,14 @@ def create_http_app(
     )
     async def prometheus(request: Request) -> Response:
         """Return all metrics in Prometheus' text format, or as OpenMetrics where that is taken."""
-        try:
-            async with asyncio.timeout(STATUS_TIMEOUT_S):
-                statuses = await backend.get_status()
-        except (SpecServeError, TimeoutError):
-            statuses = []
-        metrics.set_replicas(statuses)
+        await refresh_gauges(backend, metrics)
         text, content_type = metrics.render_for(request.headers.get("accept", ""))
         return Response(text, headers={"content-type": content_type})
 
     if config.console:
         add_console(app)
         add_pool_route(app, backend, metrics)
-    add_token_routes(app, tokenizer, pair, config)
+    add_token_routes(app, tokenizer, pair, config, limiter)
     if config.show_recent_requests:
         add_request_routes(app, backend, config)
     complete_document(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from specserve.errors import InvalidRequest
 from specserve.gateway.errors import LimitExceeded
 from specserve.gateway.tenants import Tenant
 
@@ -46,6 +47,18 @@ class _Usage:
     tokens: Bucket | None
     num_sessions: int = 0
 
+    def take_request(self) -> None:
+        """Count a request.
+
+        Raises:
+            LimitExceeded: none may come at present.
+        """
+        if self.requests is None:
+            return
+        if (wait_s := self.requests.wait_s(1)) > 0:
+            raise LimitExceeded("requests_per_minute", self.requests.capacity, wait_s)
+        self.requests.level -= 1
+
 
 class Limiter:
     """Lets requests in within their tenants' limits."""
@@ -71,11 +84,19 @@ class Limiter:
             used_tokens: those it really had, asked for at its end.
 
         Raises:
-            LimitExceeded: it would exceed a limit, which is named.
+            LimitExceeded: it would exceed a limit at present, which is named.
+            InvalidRequest: it has more choices than its tenant may ever have at once.
         """
         now, limits = self._clock(), tenant.limits
         usage = self._of(tenant, now)
         most_sessions = limits.max_concurrent_sessions
+        if most_sessions is not None and num_sessions > most_sessions:
+            # Coming again would not help, so it is not told when to.
+            raise InvalidRequest(
+                "n",
+                f"{num_sessions} choices, prompts times n, at most {most_sessions} may run at once "
+                "here (max_concurrent_sessions)",
+            )
         if most_sessions is not None and usage.num_sessions + num_sessions > most_sessions:
             raise LimitExceeded("max_concurrent_sessions", most_sessions, SESSION_RETRY_S)
         taken = 0
@@ -83,12 +104,9 @@ class Limiter:
             taken = min(most_tokens, usage.tokens.capacity)
             if (wait_s := usage.tokens.wait_s(taken)) > 0:
                 raise LimitExceeded("tokens_per_minute", usage.tokens.capacity, wait_s)
-        if usage.requests is not None and (wait_s := usage.requests.wait_s(1)) > 0:
-            raise LimitExceeded("requests_per_minute", usage.requests.capacity, wait_s)
+        usage.take_request()
         if usage.tokens is not None:
             usage.tokens.level -= taken
-        if usage.requests is not None:
-            usage.requests.level -= 1
         usage.num_sessions += num_sessions
         try:
             yield
@@ -98,6 +116,14 @@ class Limiter:
                 usage.tokens.fill(self._clock())
                 capacity = float(usage.tokens.capacity)
                 usage.tokens.level = min(capacity, usage.tokens.level + taken - used_tokens())
+
+    def count_request(self, tenant: Tenant) -> None:
+        """Count a request that decodes nothing.
+
+        Raises:
+            LimitExceeded: the tenant may send none at present.
+        """
+        self._of(tenant, self._clock()).take_request()
 
     def _of(self, tenant: Tenant, now: float) -> _Usage:
         usage = self._usage.get(tenant.name)

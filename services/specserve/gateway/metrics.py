@@ -161,9 +161,12 @@ class GatewayMetrics:
         self._plain.inc(record.num_plain_tokens)
         self._late.inc(record.num_late_proposals)
         self._reopens.inc(record.num_target_reopens)
-        self._failovers.inc(record.num_failovers)
         for position, count in enumerate(record.accepted_per_position):
             self._accepted_per_pos.labels(str(position)).inc(count)
+
+    def count_failover(self) -> None:
+        """Count an orchestrator that was lost under way, whatever comes of its choice."""
+        self._failovers.inc()
 
     def draft_counts(self) -> DraftCounts:
         """Return what drafting has come to since the start."""

@@ -12,7 +12,7 @@ import logging
 from dataclasses import dataclass
 
 from specserve.config import SpeculativeMethod
-from specserve.errors import ModelUnavailable, PeerUnavailable, SpecServeError
+from specserve.errors import Draining, ModelUnavailable, PeerUnavailable, SpecServeError
 from specserve.gateway.backend import GenerationBackend
 from specserve.rpc.codec import unpack_ids, unpack_methods
 from specserve.rpc.v1.common_pb2 import GetModelResponse
@@ -115,7 +115,7 @@ class PairWatch:
     async def _ask(self, known: ServedPair | None) -> ServedPair:
         try:
             answer = await self.refresh()
-        except PeerUnavailable:
+        except (PeerUnavailable, Draining, ModelUnavailable):
             # Orchestrators that restart lose no request: the backend waits for one to come back.
             if known is None:
                 raise

@@ -19,6 +19,11 @@ from specserve.gateway.pair import ServedPair
 from specserve.gateway.prompt_view import PromptView
 from specserve.gateway.requests import ChatRequest, CompletionRequest
 from specserve.gateway.tenants import Tenant
+from specserve.gateway.wanted_logprobs import (
+    check_prompt_entries,
+    wanted_logprobs,
+    wanted_prompt_logprobs,
+)
 from specserve.rpc.codec import pack_ids, pack_method, pack_sampling
 from specserve.rpc.v1.generation_pb2 import GenerateRequest
 from specserve.speculation.constraint_checks import check_ids, complete_constraints
@@ -156,6 +161,7 @@ def make_plan(
     where = "messages" if isinstance(body, ChatRequest) else "prompt"
     for number, prompt in enumerate(prompts):
         _check_prompt(where, number, prompt.token_ids, pair)
+    check_prompt_entries(body, [len(prompt.token_ids) for prompt in prompts])
     check_ids("stop_token_ids", body.stop_token_ids, pair.vocab_size)
     if (body.num_speculative_tokens or 0) > pair.num_speculative_tokens:
         raise InvalidRequest(
@@ -167,56 +173,64 @@ def make_plan(
     rule = acceptance_rule(body, pair.rejection_sample_method)
     # Drawn once: a request that is carried over to another orchestrator keeps its randomness.
     seed = secrets.randbits(64) if body.seed is None else body.seed % 2**64
-    num_prompt_logprobs = _num_prompt_logprobs(body)
-    choices = tuple(
-        GenerateRequest(
-            request_id=f"{request_id}-{index}",
-            prompt_token_ids=pack_ids(prompt.token_ids),
-            sampling=pack_sampling(
-                SamplingParams(
-                    rule=rule,
-                    seed=seed,
-                    choice=index,
-                    temperature=0.0 if rule is AcceptanceRule.GREEDY else body.temperature,
-                    top_k=max(body.top_k, 0),
-                    top_p=body.top_p,
-                    min_p=body.min_p,
-                    num_logprobs=wanted_logprobs(body),
-                    constraints=_complete(body, constraints, len(prompt.token_ids), pair, config),
-                )
-            ),
-            max_tokens=_max_tokens(body, len(prompt.token_ids), pair, config),
-            num_prompt_logprobs_plus_one=(num_prompt_logprobs + 1) * (index % body.n == 0),
-            num_speculative_tokens_plus_one=(
-                0 if body.num_speculative_tokens is None else body.num_speculative_tokens + 1
-            ),
-            speculative_method=pack_method(body.speculative_method),
-            stop=[text.encode() for text in body.stop],
-            stop_token_ids=pack_ids(body.stop_token_ids),
-            ignore_eos=body.ignore_eos,
-            # The contract counts the other way round.
-            priority=-body.priority,
-            timeout_s=config.request_timeout_s,
-            # Whoever asked for none still gets a right record if the orchestrator's own is lost.
-            include_origins=True,
-            include_provenance=body.speculation_metrics == "detailed",
-            include_special_tokens=not body.skip_special_tokens,
-        )
-        for index, prompt in enumerate(prompt for prompt in prompts for _ in range(body.n))
+    max_tokens = [_max_tokens(body, len(prompt.token_ids), pair, config) for prompt in prompts]
+    num_prompt_logprobs = max(wanted_prompt_logprobs(body).values(), default=-1)
+    # Made once: its constraints may be as large as the vocabulary, and choices are many.
+    template = GenerateRequest(
+        sampling=pack_sampling(
+            SamplingParams(
+                rule=rule,
+                seed=seed,
+                choice=0,
+                temperature=0.0 if rule is AcceptanceRule.GREEDY else body.temperature,
+                top_k=max(body.top_k, 0),
+                top_p=body.top_p,
+                min_p=body.min_p,
+                num_logprobs=wanted_logprobs(body),
+                constraints=_complete(body, constraints, min(max_tokens), pair),
+            )
+        ),
+        num_speculative_tokens_plus_one=(
+            0 if body.num_speculative_tokens is None else body.num_speculative_tokens + 1
+        ),
+        speculative_method=pack_method(body.speculative_method),
+        stop=[text.encode() for text in body.stop],
+        stop_token_ids=pack_ids(body.stop_token_ids),
+        ignore_eos=body.ignore_eos,
+        # The contract counts the other way round.
+        priority=-body.priority,
+        timeout_s=config.request_timeout_s,
+        # Whoever asked for none still gets a right record if the orchestrator's own is lost.
+        include_origins=True,
+        include_provenance=body.speculation_metrics == "detailed",
+        include_special_tokens=not body.skip_special_tokens,
     )
+    choices: list[GenerateRequest] = []
+    for prompt, most in zip(prompts, max_tokens, strict=True):
+        template.prompt_token_ids = pack_ids(prompt.token_ids)
+        template.max_tokens = most
+        if template.sampling.HasField("constraints"):
+            template.sampling.constraints.prompt_length = len(prompt.token_ids)
+        for number in range(body.n):
+            index = len(choices)
+            choice = GenerateRequest(request_id=f"{request_id}-{index}")
+            choice.MergeFrom(template)
+            choice.sampling.choice = index
+            choice.num_prompt_logprobs_plus_one = (num_prompt_logprobs + 1) * (number == 0)
+            choices.append(choice)
     return GenerationPlan(
         request_id=request_id,
         model=pair.model,
         system_fingerprint=pair.system_fingerprint,
         prompts=tuple(prompts),
         n=body.n,
-        max_tokens=max(choice.max_tokens for choice in choices),
+        max_tokens=max(max_tokens),
         num_speculative_tokens=(
             pair.num_speculative_tokens
             if body.num_speculative_tokens is None
             else body.num_speculative_tokens
         ),
-        choices=choices,
+        choices=tuple(choices),
         scores_prompts=num_prompt_logprobs >= 0,
     )
 
@@ -237,17 +251,27 @@ def _check_prompt(where: str, number: int, prompt: Sequence[int], pair: ServedPa
 def _complete(
     body: CompletionRequest | ChatRequest,
     constraints: TokenConstraints | None,
-    prompt_length: int,
+    max_tokens: int,
     pair: ServedPair,
-    config: GatewayConfig,
 ) -> TokenConstraints | None:
+    """Complete what all choices share; each one's prompt_length is filled in with its prompt.
+
+    Args:
+        max_tokens: of the choice that may have the fewest.
+    """
+    if len(body.allowed_token_ids) > pair.vocab_size:
+        raise InvalidRequest(
+            "allowed_token_ids",
+            f"{len(body.allowed_token_ids)} ids, at most {pair.vocab_size} were wanted, the whole "
+            "vocabulary",
+        )
     return complete_constraints(
         constraints,
         vocab_size=pair.vocab_size,
         eos_token_ids=pair.eos_token_ids,
         stop_token_ids=body.stop_token_ids,
-        prompt_length=prompt_length,
-        max_tokens=_max_tokens(body, prompt_length, pair, config),
+        prompt_length=0,
+        max_tokens=max_tokens,
     )
 
 
@@ -255,19 +279,6 @@ def _check_method(method: SpeculativeMethod | None, pair: ServedPair) -> None:
     if method is not None and method not in pair.speculative_methods:
         choices = " or ".join(pair.speculative_methods) or "none, for speculation is off"
         raise InvalidRequest("speculative_method", f"{method}; this deployment offers {choices}")
-
-
-def wanted_logprobs(body: CompletionRequest | ChatRequest) -> int:
-    """Return how many of the most likely tokens are told per output token; -1 tells nothing."""
-    if isinstance(body, ChatRequest):
-        return body.top_logprobs if body.logprobs else -1
-    return -1 if body.logprobs is None else body.logprobs
-
-
-def _num_prompt_logprobs(body: CompletionRequest | ChatRequest) -> int:
-    """Return the most that one of the two fields that show them asks for; -1 for none."""
-    echoed = body.logprobs if isinstance(body, CompletionRequest) and body.echo else None
-    return max(-1 if wanted is None else wanted for wanted in (body.prompt_logprobs, echoed))
 
 
 def _max_tokens(

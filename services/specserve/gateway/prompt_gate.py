@@ -6,6 +6,8 @@ blocks and the plan; knows no shape of answer.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from specserve.errors import PeerUnavailable
 from specserve.gateway.blocks import Block, TokenLogprobs
 from specserve.gateway.plan import GenerationPlan
@@ -29,15 +31,15 @@ class PromptGate:
             return [block]
         prompt = block.index // self._plan.n
         self._logprobs[prompt] += block.prompt_logprobs
-        shown = [*self._held[prompt], block]
+        held = self._held[prompt]
+        held.append(block)
         if len(self._logprobs[prompt]) + 1 >= len(self._plan.prompts[prompt].token_ids):
             self._held[prompt] = []
-            return shown
+            return held
         if block.index % self._plan.n == 0 and (block.token_ids or block.finish_reason):
             raise PeerUnavailable("orchestrator", "it tells no log-probabilities of prompts")
-        self._held[prompt] = shown
         return []
 
-    def logprobs(self, index: int) -> tuple[TokenLogprobs, ...]:
-        """Return those of the prompt of a choice, from its second token on."""
-        return tuple(self._logprobs[index // self._plan.n])
+    def logprobs(self, prompt: int) -> Sequence[TokenLogprobs]:
+        """Return those of a prompt, from its second token on."""
+        return self._logprobs[prompt]

@@ -5,17 +5,14 @@ Knows the tokenizer and the body's messages; knows no vocabulary limits and no c
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from specserve.errors import InvalidRequest
+from specserve.gateway.off_loop import in_thread_if
 from specserve.gateway.requests import ChatRequest, CompletionRequest
 
 if TYPE_CHECKING:  # it brings the tokenizer library along, which a fake does not need
     from specserve.model.tokenizer import Tokenizer
-
-T = TypeVar("T")
 
 _TEMPLATE_ROLES = {"developer": "system"}
 """Chat templates know the older name."""
@@ -36,14 +33,14 @@ async def completion_prompts(
             for prompt in body.prompt
         ]
 
-    return await _in_thread_if(sum(map(len, texts)) > thread_chars, encode)
+    return await in_thread_if(sum(map(len, texts)) > thread_chars, encode)
 
 
 async def text_prompt(
     text: str, tokenizer: Tokenizer, thread_chars: int, *, special: bool
 ) -> list[int]:
     """Return the token ids of one text, with the tokens that a text begins with or without."""
-    return await _in_thread_if(
+    return await in_thread_if(
         len(text) > thread_chars, lambda: tokenizer.encode(text, add_special_tokens=special)
     )
 
@@ -73,8 +70,4 @@ async def chat_prompt(body: ChatRequest, tokenizer: Tokenizer, thread_chars: int
             ) from None
 
     num_chars = sum(len(message["content"]) for message in messages)
-    return await _in_thread_if(num_chars > thread_chars, encode)
-
-
-async def _in_thread_if(long: bool, encode: Callable[[], T]) -> T:
-    return await asyncio.to_thread(encode) if long else encode()
+    return await in_thread_if(num_chars > thread_chars, encode)

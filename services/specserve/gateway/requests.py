@@ -7,6 +7,7 @@ that is not honoured is refused by name, unless it says what would happen anyway
 from __future__ import annotations
 
 import difflib
+from functools import partial
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, FailFast, Field, PlainValidator, ValidationError
@@ -14,6 +15,7 @@ from pydantic_core import from_json
 
 from specserve.errors import QUOTED_CHARACTERS, InvalidRequest, quoted
 from specserve.gateway.fields import MAX_INT, Body, GenerationFields
+from specserve.gateway.off_loop import LONG_BODY_BYTES, in_thread_if
 
 Prompt = str | list[int]
 """Text, or token ids that are not yet checked against the vocabulary."""
@@ -171,6 +173,11 @@ def parse_body(raw: bytes, kind: type[R]) -> R:
         return kind.model_validate(fields)
     except ValidationError as error:
         raise _first_fault(error) from None
+
+
+async def parsed_body(raw: bytes, kind: type[R]) -> R:
+    """Read a body as `parse_body` does, a long one off the event loop."""
+    return await in_thread_if(len(raw) > LONG_BODY_BYTES, partial(parse_body, raw, kind))
 
 
 def _without_nulls(value: object) -> object:

@@ -89,6 +89,7 @@ def _of_format(wanted: ResponseFormat) -> Iterator[_Asked]:
 
 def _of_outputs(wanted: StructuredOutputs) -> Iterator[_Asked]:
     base = "structured_outputs"
+    _check_whitespace(base, wanted)
     schemas = {"json": wanted.json_schema, "json_object": wanted.json_object and _ANY_OBJECT}
     for name, schema in schemas.items():
         if schema is not None:
@@ -107,6 +108,22 @@ def _of_outputs(wanted: StructuredOutputs) -> Iterator[_Asked]:
         yield f"{base}.choice", choice_grammar(f"{base}.choice", wanted.choice)
     if wanted.grammar is not None:
         yield f"{base}.grammar", lark_grammar(f"{base}.grammar", wanted.grammar)
+
+
+def _check_whitespace(base: str, wanted: StructuredOutputs) -> None:
+    """Refuse what is said of JSON's whitespace where it would change nothing.
+
+    Raises:
+        InvalidRequest: the field at fault is named.
+    """
+    pattern, is_tight = wanted.whitespace_pattern, wanted.disable_any_whitespace
+    if pattern is None and not is_tight:
+        return
+    field = f"{base}.{'disable_any_whitespace' if pattern is None else 'whitespace_pattern'}"
+    if wanted.json_schema is None and wanted.json_object is None:
+        raise InvalidRequest(field, "only together with json or json_object, whose texts have it")
+    if pattern is not None and is_tight:
+        raise InvalidRequest(field, "not together with disable_any_whitespace, which allows none")
 
 
 _ANY_OBJECT: dict[str, object] = {"type": "object"}

@@ -10,17 +10,21 @@ from typing import TYPE_CHECKING, Annotated
 
 from fastapi import FastAPI, Request
 from pydantic import FailFast, Field
+from starlette.responses import Response
 
 from specserve.errors import InvalidRequest
 from specserve.gateway.answers import Answer
 from specserve.gateway.config import GatewayConfig
 from specserve.gateway.fields import Body
+from specserve.gateway.limits import Limiter
+from specserve.gateway.off_loop import LONG_BODY_BYTES, in_thread_if
 from specserve.gateway.openapi import errors, request_body
 from specserve.gateway.pair import PairWatch
 from specserve.gateway.plan import check_model
 from specserve.gateway.prompts import chat_prompt, text_prompt
 from specserve.gateway.receiving import read_body
-from specserve.gateway.requests import ChatMessage, ChatRequest, parse_body
+from specserve.gateway.requests import ChatMessage, ChatRequest, parsed_body
+from specserve.gateway.tenants import key_tenant, resolve_tenant
 from specserve.speculation.constraint_checks import check_ids
 
 if TYPE_CHECKING:  # it brings the tokenizer library along, which a fake does not need
@@ -73,23 +77,30 @@ class Detokenized(Answer):
 
 BODIES = (TokenizeRequest, DetokenizeRequest)
 
+_ERRORS = errors(400, 404, 408, 413, 429, 503)
+
 
 def add_token_routes(
-    app: FastAPI, tokenizer: Tokenizer, pair: PairWatch, config: GatewayConfig
+    app: FastAPI, tokenizer: Tokenizer, pair: PairWatch, config: GatewayConfig, limiter: Limiter
 ) -> None:
     """Add both routes."""
     table = tokenizer.token_table()
 
+    async def received(request: Request) -> bytes:
+        """Read a body, which counts as a request of its tenant whatever is in it."""
+        raw = await read_body(request, config.max_body_bytes, config.body_timeout_s)
+        limiter.count_request(resolve_tenant(request.headers, config, key_tenant(request.scope)))
+        return raw
+
     @app.post(
         "/tokenize",
-        responses=errors(400, 404, 413, 503),
+        responses={200: {"model": Tokenized}, **_ERRORS},
         openapi_extra=request_body(TokenizeRequest),
     )
-    async def tokenize(request: Request) -> Tokenized:
+    async def tokenize(request: Request) -> Response:
         """Answer the ids of a text or a chat, and how many there are."""
-        body = parse_body(
-            await read_body(request, config.max_body_bytes, config.body_timeout_s), TokenizeRequest
-        )
+        raw = await received(request)
+        body = await parsed_body(raw, TokenizeRequest)
         served = await pair.ready()
         check_model(body.model, served)
         if (body.prompt is None) != bool(body.messages):
@@ -102,26 +113,44 @@ def add_token_routes(
             ids = await text_prompt(
                 body.prompt or "", tokenizer, thread_chars, special=body.add_special_tokens
             )
-        strings = [table.token_bytes[i].decode(errors="replace") for i in ids]
-        return Tokenized(
-            count=len(ids),
-            max_model_len=served.max_model_len,
-            tokens=ids,
-            token_strs=strings if body.return_token_strs else None,
-        )
+
+        def written() -> bytes:
+            strings = None
+            if body.return_token_strs:
+                strings = [table.token_bytes[i].decode(errors="replace") for i in ids]
+            return _written(
+                Tokenized(
+                    count=len(ids),
+                    max_model_len=served.max_model_len,
+                    tokens=ids,
+                    token_strs=strings,
+                )
+            )
+
+        return _json(await in_thread_if(len(raw) > LONG_BODY_BYTES, written))
 
     @app.post(
         "/detokenize",
-        responses=errors(400, 404, 413, 503),
+        responses={200: {"model": Detokenized}, **_ERRORS},
         openapi_extra=request_body(DetokenizeRequest),
     )
-    async def detokenize(request: Request) -> Detokenized:
+    async def detokenize(request: Request) -> Response:
         """Answer the text of token ids; bytes that are no whole character read as U+FFFD."""
-        body = parse_body(
-            await read_body(request, config.max_body_bytes, config.body_timeout_s),
-            DetokenizeRequest,
-        )
+        raw = await received(request)
+        body = await parsed_body(raw, DetokenizeRequest)
         check_model(body.model, await pair.ready())
-        check_ids("tokens", body.tokens, table.vocab_size)
-        text = table.decode(body.tokens, skip_special=False).decode(errors="replace")
-        return Detokenized(prompt=text)
+
+        def written() -> bytes:
+            check_ids("tokens", body.tokens, table.vocab_size)
+            text = table.decode(body.tokens, skip_special=False).decode(errors="replace")
+            return _written(Detokenized(prompt=text))
+
+        return _json(await in_thread_if(len(raw) > LONG_BODY_BYTES, written))
+
+
+def _written(answer: Answer) -> bytes:
+    return answer.model_dump_json().encode()
+
+
+def _json(content: bytes) -> Response:
+    return Response(content, media_type="application/json")

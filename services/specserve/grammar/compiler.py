@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from specserve.errors import InvalidRequest
@@ -71,6 +73,7 @@ class GrammarCompiler:
         """Of what is compiled; never held for long."""
         self._loading = threading.Lock()
         self._compiled: OrderedDict[tuple[bytes, str], Grammar] = OrderedDict()
+        self._compiling: dict[tuple[bytes, str], Future[Grammar]] = {}
 
     def __len__(self) -> int:
         return len(self._compiled)
@@ -81,7 +84,7 @@ class GrammarCompiler:
             return (tenant_salt, text) in self._compiled
 
     def compile(self, text: str, tenant_salt: bytes = b"") -> Grammar:
-        """Compile a Lark grammar, or find it compiled by the same tenant.
+        """Compile a Lark grammar, or find it compiled, or being compiled, by the same tenant.
 
         Time and memory are bounded by the library's own limits.
 
@@ -95,20 +98,38 @@ class GrammarCompiler:
             if grammar is not None:
                 self._compiled.move_to_end(key)
                 return grammar
-        with self._loading:
-            tokenizer = self._tokenizer = self._tokenizer or self._load()
-        grammar = self._compile(text, tokenizer)
-        with self._lock:
-            self._compiled[key] = grammar
-            if len(self._compiled) > MAX_COMPILED:
-                self._compiled.popitem(last=False)
-        return grammar
+            future = self._compiling.get(key)
+            is_first = future is None
+            if future is None:
+                future = self._compiling[key] = Future[Grammar]()
+        if is_first:
+            self._fulfil(future, key)
+        return future.result()
+
+    def _fulfil(self, future: Future[Grammar], key: tuple[bytes, str]) -> None:
+        """Compile for all threads that ask meanwhile: each gets the grammar, or the error."""
+        try:
+            with self._loading:
+                tokenizer = self._tokenizer = self._tokenizer or self._load()
+            grammar = self._compile(key[1], tokenizer)
+            with self._lock:
+                self._compiled[key] = grammar
+                if len(self._compiled) > MAX_COMPILED:
+                    self._compiled.popitem(last=False)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, those who wait must hear it
+            future.set_exception(error)
+        else:
+            future.set_result(grammar)
+        finally:
+            with self._lock:
+                del self._compiling[key]
 
     def _compile(self, text: str, tokenizer: LLTokenizer) -> Grammar:
         from llguidance import LLMatcher, LLParserLimits  # noqa: PLC0415 - few requests need it
 
         limits = LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
-        start = LLMatcher(tokenizer, text + _EXPLICIT, log_level=0, limits=limits)
+        with _panics_as_refusals("the grammar cannot be read"):
+            start = LLMatcher(tokenizer, text + _EXPLICIT, log_level=0, limits=limits)
         if start.is_error():
             raise InvalidRequest("grammar", explained(start.get_error()))
         grammar = Grammar(start, self._vocab_size)
@@ -121,15 +142,20 @@ class GrammarCompiler:
 
         table = self._vocabulary()
         self._vocab_size = len(table.token_bytes)
-        try:
+        with _panics_as_refusals("this model's vocabulary cannot be held to one"):
             return LLTokenizer(TokenizerWrapper(_Bytes(table)), eos_token=[self._vocab_size])
-        except BaseException as error:
-            # One request's trouble, not the engine's end: a panic of the library is no Exception.
-            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-                raise
-            raise InvalidRequest(
-                "grammar", f"this model's vocabulary cannot be held to one: {error}"
-            ) from error
+
+
+@contextmanager
+def _panics_as_refusals(what: str) -> Iterator[None]:
+    """Refuse a request for what the library does to it: its trouble, and not the engine's end."""
+    try:
+        yield
+    except BaseException as error:
+        # A panic of the library is no Exception.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise InvalidRequest("grammar", f"{what}: {error}") from error
 
 
 class _Bytes:

@@ -1,7 +1,8 @@
 """An engine behind a gate: calls whose grammar is not compiled yet wait for it, others do not.
 
-A thread compiles (and, the first time, loads the vocabulary), while the engine goes on. Knows which
-calls name a grammar; knows no logits and no grammar's content.
+A thread compiles (and, the first time, loads the vocabulary), while the engine goes on: one thread
+a grammar, however many sessions wait for it. Knows which calls name one; knows no logits and no
+grammar's content.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from specserve.config import EngineConfig
-from specserve.errors import DeadlineExpired, SessionNotFound, SpecServeError
+from specserve.errors import DeadlineExpired, InvalidRequest, SessionNotFound, SpecServeError
 from specserve.grammar.compiler import GrammarCompiler
 from specserve.model.engine_base import EngineLike
 from specserve.model.messages import (
@@ -31,6 +32,9 @@ from specserve.model.tokenizer import load_tokenizer
 
 logger = logging.getLogger(__name__)
 
+_Key = tuple[str, bytes]
+"""Text of a grammar, and the salt of the tenant who asks."""
+
 _LOOK_S = 0.002
 """While a thread compiles, the device looks so often whether it has done."""
 
@@ -40,12 +44,37 @@ def grammars_of(config: EngineConfig) -> GrammarCompiler:
     return GrammarCompiler(lambda: load_tokenizer(config).token_table())
 
 
-class _Held:
-    """The calls of one session that wait, in order, and the thread that they wait for."""
+class _Compiling:
+    """A grammar that a thread compiles."""
 
-    def __init__(self, calls: list[Call], thread: threading.Thread, since: float) -> None:
+    def __init__(self, grammars: GrammarCompiler, key: _Key) -> None:
+        self.error: SpecServeError | None = None
+        """Why it could not be compiled; to be read when it is over."""
+        self._thread = threading.Thread(target=self._run, args=(grammars, key), daemon=True)
+        self._thread.start()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the thread has ended."""
+        return not self._thread.is_alive()
+
+    def _run(self, grammars: GrammarCompiler, key: _Key) -> None:
+        try:
+            grammars.compile(*key)
+        except SpecServeError as error:
+            self.error = error
+        except BaseException as error:  # a library's panic is no Exception
+            logger.exception("compiling a grammar failed")
+            # Never left to the engine to find again: it would end of it.
+            self.error = InvalidRequest("grammar", f"not to be compiled ({type(error).__name__})")
+
+
+class _Held:
+    """The calls of one session that wait, in order, and what they wait for."""
+
+    def __init__(self, calls: list[Call], compiling: _Compiling, since: float) -> None:
         self.calls = calls
-        self.thread = thread
+        self.compiling = compiling
         self.since = since
 
 
@@ -62,7 +91,8 @@ class GrammarGate:
         self._engine = engine
         self._grammars = grammars
         self._clock = clock
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, _Held] = {}  # {session: its calls}
+        self._compiling: dict[_Key, _Compiling] = {}
         self._outbox: list[CallFailed] = []
 
     @property
@@ -91,10 +121,8 @@ class GrammarGate:
 
     def step(self) -> EngineOutput | None:
         """Run one iteration of the engine, with the calls that need wait no longer."""
-        for session_id in [s for s, held in self._held.items() if not held.thread.is_alive()]:
-            for call in self._held.pop(session_id).calls:
-                # A grammar that could not be compiled fails here again, and so does its call.
-                self._engine.submit(call)
+        for key in [key for key, compiling in self._compiling.items() if compiling.is_over]:
+            self._let_go(self._compiling.pop(key))
         if self._outbox:
             output = EngineOutput(tuple(self._outbox), self._engine.load)
             self._outbox.clear()
@@ -108,7 +136,7 @@ class GrammarGate:
         wait_s = self._engine.wait_s()
         if not self._held:
             return wait_s
-        if any(not held.thread.is_alive() for held in self._held.values()):
+        if any(compiling.is_over for compiling in self._compiling.values()):
             return 0.0
         return _LOOK_S if wait_s is None else min(wait_s, _LOOK_S)
 
@@ -123,18 +151,19 @@ class GrammarGate:
         key = (constraints.grammar, call.opening.tenant_salt)
         if self._grammars.has(*key):
             return False
-        thread = threading.Thread(target=self._compile, args=key, daemon=True)
-        thread.start()
-        self._held[call.session_id] = _Held([call], thread, self._clock())
+        if key not in self._compiling:
+            self._compiling[key] = _Compiling(self._grammars, key)
+        self._held[call.session_id] = _Held([call], self._compiling[key], self._clock())
         return True
 
-    def _compile(self, grammar: str, tenant_salt: bytes) -> None:
-        try:
-            self._grammars.compile(grammar, tenant_salt)
-        except SpecServeError:
-            pass  # the engine finds it again, and answers
-        except Exception:
-            logger.exception("compiling a grammar failed")
+    def _let_go(self, compiling: _Compiling) -> None:
+        """Give the engine the calls that waited, or each of them the error."""
+        sessions = [s for s, held in self._held.items() if held.compiling is compiling]
+        for call in [call for session in sessions for call in self._held.pop(session).calls]:
+            if compiling.error is None:
+                self._engine.submit(call)
+            else:
+                self._fail(call, compiling.error)
 
     def _cancels(self, call_id: int) -> bool:
         for held in self._held.values():

@@ -173,7 +173,7 @@ class LengthControl:
         return fast_draft_length(options) / max_k
 
     def _most_used(self, method: SpeculativeMethod) -> PoolAcceptance | None:
-        used = [kept for (name, _), kept in self._by_method.items() if name == method]
+        used = [kept for (name, _), kept in list(self._by_method.items()) if name == method]
         return max(used, key=lambda kept: kept.num_rounds, default=None)
 
     def open(

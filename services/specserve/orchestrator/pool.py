@@ -199,7 +199,7 @@ class Pool(Generic[CallT, ReplyT]):
         """List the links that may open sessions now."""
         return [
             link
-            for link in self.links.values()
+            for link in list(self.links.values())  # metrics are read in another thread
             if self.may_use(link) and not link.draining and not link.retired
         ]
 

@@ -62,7 +62,7 @@ def count_states(pool: Pool[Any, Any]) -> Counter[str]:
     """Count a pool's replicas by state."""
     usable = set(map(id, pool.usable()))
     counts: Counter[str] = Counter()
-    for link in pool.links.values():
+    for link in list(pool.links.values()):
         replica_id = link.model.replica_id if link.model else ""
         if not link.connected:
             counts["lost"] += 1

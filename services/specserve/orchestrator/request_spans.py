@@ -43,8 +43,8 @@ class RequestSpans:
             begun.trace_id, self._span_id(begun.trace_id, attempt), begun.is_sampled
         )
         """Of the whole call."""
-        self._failed: dict[str, tuple[TraceContext, requests_pb2.CallRecord]] = {}
-        """{service: its last call, if that failed}."""
+        self._failed: dict[str, tuple[TraceContext, requests_pb2.CallRecord, TraceContext]] = {}
+        """{service: its last call, if that failed: its span, itself, its round's span}."""
 
     def on_round(self, record: requests_pb2.RoundRecord, trace: RequestTrace) -> None:
         """Export a round that has ended, if the request is sampled."""
@@ -207,10 +207,12 @@ class RequestSpans:
         before = self._failed.pop(call.service, None)
         if before is not None:
             links = (before[0],)
-            self._export_move(before, call, trace, parent)
+            # What lasted for rounds is of none of them.
+            within = parent if before[2] is round_ else self.context
+            self._export_move(before[0], before[1], call, trace, within)
         if call.error:
             attributes[telemetry.ATTRIBUTE_ERROR] = call.error
-            self._failed[call.service] = (context, call)
+            self._failed[call.service] = (context, call, round_)
         self._export(
             _SPANS.get(call.service, call.service),
             context,
@@ -226,13 +228,13 @@ class RequestSpans:
 
     def _export_move(
         self,
-        failed: tuple[TraceContext, requests_pb2.CallRecord],
+        context: TraceContext,
+        before: requests_pb2.CallRecord,
         call: requests_pb2.CallRecord,
         trace: RequestTrace,
         parent: TraceContext,
     ) -> None:
         """Export the time between a call that failed and the one in its place."""
-        context, before = failed
         if before.error == LATE:
             return
         self._export(

@@ -12,7 +12,11 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Largest message either end takes: a token table of a million ids fits with room to spare."""
 
 MAX_FRAME_ITEMS = 64
-"""Calls or replies in one frame: 64 of the longest (a 256 KiB append, a q of 64 x 1,024) fit."""
+"""Calls or replies in one frame."""
+
+MAX_FRAME_BYTES = 16 * 1024 * 1024
+"""Their bytes in one frame, unless a single one has more: what an opening allows and a grammar can
+be a megabyte, and 64 of them would make a message that the peer refuses, and the stream ends."""
 
 MAX_PENDING_CALLS = 1 << 20
 """Calls that have come and that a server's event loop has not looked at yet."""

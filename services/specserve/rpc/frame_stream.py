@@ -13,7 +13,7 @@ import grpc
 
 from specserve.model.messages import EngineLoad
 from specserve.rpc import codec
-from specserve.rpc.channel import MAX_FRAME_ITEMS
+from specserve.rpc.framing import num_in_frame
 from specserve.rpc.v1 import common_pb2
 
 
@@ -79,8 +79,8 @@ class FrameStream:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            replies = self._replies[:MAX_FRAME_ITEMS]
-            self._replies = self._replies[MAX_FRAME_ITEMS:]
+            count = num_in_frame(self._replies)
+            replies, self._replies = self._replies[:count], self._replies[count:]
             if self._replies:
                 self._wake.set()
             drain, self._drain_deadline_s = self._drain_deadline_s, None

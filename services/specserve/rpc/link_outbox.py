@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, Generic, TypeVar
 
-from specserve.rpc.channel import MAX_FRAME_ITEMS
+from specserve.rpc.framing import num_in_frame
 from specserve.rpc.v1 import common_pb2
 
 CallT = TypeVar("CallT")
@@ -85,7 +85,8 @@ class LinkOutbox(Generic[CallT]):
             self._heartbeat_due = False
             heartbeat = common_pb2.Heartbeat(session_ids=sessions)
         # A burst of long prompts must not add up to a frame that the peer refuses.
-        calls, self._calls = self._calls[:MAX_FRAME_ITEMS], self._calls[MAX_FRAME_ITEMS:]
+        count = num_in_frame(self._calls)
+        calls, self._calls = self._calls[:count], self._calls[count:]
         if self._calls:
             self._wake.set()
         frame = make_frame(

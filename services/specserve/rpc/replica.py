@@ -235,6 +235,8 @@ class ReplicaServer:
             error: SpecServeError = SessionNotFound(call.session_id)
             if self._suspects.pop(call.session_id, None) is not None:
                 error = DeviceDied(call.session_id, len(computed))
+            if call.span is not None:
+                call.span.note_error(error)
             call.stream.push(
                 self._wire.pack_failure(call.wire_call_id, call.session_id, call.step, error)
             )

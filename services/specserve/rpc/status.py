@@ -21,6 +21,9 @@ RETRY_AFTER_KEY = "specserve-retry-after"
 MAX_DETAIL_BYTES = 2048
 """Status text travels in an 8 KiB header block; longer text is cut."""
 
+_DRAINING = re.compile(r"replica (.*) is draining and .*", re.DOTALL)
+"""How Draining writes itself."""
+
 _NAMED_FIELD = re.compile(r"([a-z][a-z0-9_]*(?:[.\[][a-z0-9_\]]+)*): (.*)", re.DOTALL)
 """How InvalidRequest writes itself when it knows the field."""
 
@@ -63,6 +66,9 @@ class RemoteError(errors.SpecServeError):
 
 
 CODES[RemoteError] = grpc.StatusCode.UNKNOWN
+"""Where the peer's own code is none."""
+
+_FAILURES = {code.value[0]: code for code in grpc.StatusCode if code is not grpc.StatusCode.OK}
 
 
 def to_call_error(error: errors.SpecServeError) -> common_pb2.CallError:
@@ -104,7 +110,7 @@ def from_call_error(
         case "InvalidRequest":
             return _invalid(errors.InvalidRequest, error.message)
         case "Draining":
-            return errors.Draining(error.message)
+            return _draining(error.message)
         case _:
             return RemoteError(error.error, error.code, error.message)
 
@@ -115,17 +121,31 @@ def from_rpc_error(error: grpc.aio.AioRpcError, pool: str) -> errors.SpecServeEr
     text = error.details() or code.name
     metadata = {key: str(value) for key, value in error.trailing_metadata() or ()}
     name = metadata.get(ERROR_KEY, "")
-    if name == "Overloaded":
-        return errors.Overloaded(text, _seconds(metadata.get(RETRY_AFTER_KEY, "")))
-    if name == "ContextOverflow":
-        return _invalid(errors.ContextOverflow, text)
-    if name == "DeadlineExpired" or code is grpc.StatusCode.DEADLINE_EXCEEDED:
+    match name:
+        case "InvalidRequest":
+            return _invalid(errors.InvalidRequest, text)
+        case "ContextOverflow":
+            return _invalid(errors.ContextOverflow, text)
+        case "InvalidProposal":
+            return errors.InvalidProposal(text)
+        case "ConfigurationError":
+            return errors.ConfigurationError(text)
+        case "ModelUnavailable":
+            return errors.ModelUnavailable(text)
+        case "Overloaded":
+            return errors.Overloaded(text, _seconds(metadata.get(RETRY_AFTER_KEY, "")))
+        case "Draining":
+            return _draining(text)
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return errors.DeadlineExpired(pool, 0.0)
-    if code is grpc.StatusCode.INVALID_ARGUMENT:
-        return _invalid(errors.InvalidRequest, text)
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
         return errors.PeerUnavailable(pool, text)
     return RemoteError(name, code.value[0], text)
+
+
+def _draining(text: str) -> errors.Draining:
+    named = _DRAINING.fullmatch(text)
+    return errors.Draining(named[1] if named else text)
 
 
 def _seconds(text: str) -> float:
@@ -146,6 +166,11 @@ async def errors_as_status(context: grpc.aio.ServicerContext[Any, Any]) -> Async
     """Abort the call with the status of any SpecServeError raised inside."""
     try:
         yield
+    except RemoteError as error:
+        # As it came: a call of two hops ends like one of one.
+        metadata = [(ERROR_KEY, error.error or RemoteError.__name__)]
+        code = _FAILURES.get(error.code, CODES[RemoteError])
+        await context.abort(code, error.message[:MAX_DETAIL_BYTES], tuple(metadata))
     except errors.SpecServeError as error:
         metadata = [(ERROR_KEY, type(error).__name__)]
         if isinstance(error, errors.Overloaded):

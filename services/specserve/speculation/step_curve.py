@@ -66,11 +66,10 @@ class RecentMean:
         return self._mean
 
     def _work_out(self) -> float:
-        since = self.updated_at - RECENT_S
-        first = max(0, len(self._values) - FEW)
-        values = sorted(
-            value for n, (at, value) in enumerate(self._values) if at >= since or n >= first
-        )
+        kept = list(self._values)  # metrics are read in another thread
+        since = kept[-1][0] - RECENT_S
+        first = max(0, len(kept) - FEW)
+        values = sorted(value for n, (at, value) in enumerate(kept) if at >= since or n >= first)
         count = len(values)
         if count <= 2:
             # Of two the lower: a pause is slow, nothing is ever wrongly fast.

@@ -5,6 +5,7 @@ Knows Prometheus' families and OpenTelemetry's points; counts nothing.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import threading
@@ -29,6 +30,8 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric as Family
+
+logger = logging.getLogger(__name__)
 
 EXPORTER = "OTEL_METRICS_EXPORTER"
 INTERVAL_MS = "OTEL_METRIC_EXPORT_INTERVAL"
@@ -57,10 +60,10 @@ class MetricsPush:
         self._thread = threading.Thread(target=self._run, name="otlp-metrics", daemon=True)
         self._thread.start()
 
-    def stop(self) -> None:
-        """Export once more, and end."""
+    def stop(self, timeout_s: float) -> None:
+        """Export once more, and end; within this time."""
         self._stopping.set()
-        self._thread.join()
+        self._thread.join(timeout_s)
         self._exporter.shutdown()
 
     def _run(self) -> None:
@@ -69,6 +72,12 @@ class MetricsPush:
         self._export()
 
     def _export(self) -> None:
+        try:
+            self._send()
+        except Exception:  # one that cannot be made, or sent, must not be the last one
+            logger.exception("metrics were not pushed")
+
+    def _send(self) -> None:
         points = metrics_of(self._registry.collect(), self._began_ns, time.time_ns())
         scope = ScopeMetrics(InstrumentationScope("specserve"), points, "")
         self._exporter.export(MetricsData([ResourceMetrics(self._resource, [scope], "")]))

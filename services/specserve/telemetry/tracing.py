@@ -8,14 +8,16 @@ set for the process, where Ray Serve may have its own.
 from __future__ import annotations
 
 import os
+import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan, SpanProcessor
+from opentelemetry.sdk.trace.export import SpanExporter
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 from prometheus_client import CollectorRegistry
@@ -74,6 +76,8 @@ class Tracing:
     """Share of the requests without a caller's word that are sampled."""
     slow_s: float = DEFAULT_SLOW_S
     resource: Resource = field(default_factory=lambda: Resource({}))
+    exporter: SpanExporter | None = None
+    """What the processor hands spans to, to be stopped before it."""
     _pushes: list[MetricsPush] = field(default_factory=list)
     _scope: InstrumentationScope = field(default_factory=lambda: InstrumentationScope("specserve"))
 
@@ -81,6 +85,11 @@ class Tracing:
     def is_on(self) -> bool:
         """Whether anything is exported."""
         return self.processor is not None
+
+    @property
+    def is_pushing(self) -> bool:
+        """Whether metrics are exported, too."""
+        return bool(self._pushes)
 
     def begin(self, parent: TraceContext | None) -> TraceContext:
         """Make the context of a request's span; what the caller says of sampling holds."""
@@ -142,11 +151,21 @@ class Tracing:
     def shutdown(self) -> None:
         """Export what is left, within seconds. Idempotent."""
         while self._pushes:
-            self._pushes.pop().stop()
+            self._pushes.pop().stop(EXPORT_TIMEOUT_S)
         if self.processor is not None:
             processor, self.processor = self.processor, None
-            processor.force_flush(EXPORT_TIMEOUT_S * 1000)
-            processor.shutdown()
+            # The SDK takes no notice of a flush's time limit: a full queue may take minutes.
+            _run_for(EXPORT_TIMEOUT_S, processor.force_flush)
+            if self.exporter is not None:
+                self.exporter.shutdown()
+            _run_for(EXPORT_TIMEOUT_S, processor.shutdown)
+
+
+def _run_for(seconds: float, work: Callable[[], object]) -> None:
+    """Run something and wait for it, so long at most."""
+    thread = threading.Thread(target=work, name="otlp-end", daemon=True)
+    thread.start()
+    thread.join(seconds)
 
 
 _UNSET = Status(StatusCode.UNSET)
@@ -178,13 +197,13 @@ def start_tracing(service_name: str) -> Tracing:
     )
     from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
 
+    exporter = OTLPSpanExporter(timeout=EXPORT_TIMEOUT_S)
     return Tracing(
-        BatchSpanProcessor(
-            OTLPSpanExporter(timeout=EXPORT_TIMEOUT_S), max_queue_size=MAX_QUEUED_SPANS
-        ),
+        BatchSpanProcessor(exporter, max_queue_size=MAX_QUEUED_SPANS),
         ratio,
         slow_s,
         resource_of(service_name),
+        exporter,
     )
 
 

@@ -57,6 +57,7 @@ async def _serve(
 ) -> int:
     from specserve import telemetry
     from specserve.gateway.grpc_backend import GrpcBackend
+    from specserve.gateway.metrics import GatewayMetrics
     from specserve.gateway.server import serve_gateway
     from specserve.model.tokenizer import load_tokenizer
     from specserve.rpc.tls import MutualTls
@@ -67,7 +68,11 @@ async def _serve(
     backend = GrpcBackend(
         addresses, config.failover_timeout_s, MutualTls.of(config), config.orchestrator_hang_s
     )
-    serving = asyncio.create_task(serve_gateway(config, backend, tokenizer, _say_ready, tracing))
+    metrics = GatewayMetrics()
+    backend.on_failover = metrics.count_failover
+    serving = asyncio.create_task(
+        serve_gateway(config, backend, tokenizer, _say_ready, tracing, metrics)
+    )
     stopping = asyncio.create_task(signals.get())
     await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
     if stopping.done():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +13,9 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 
+from specserve.gateway import formats
+from specserve.gateway.blocks import Block
+from specserve.gateway.formats import AnswerFormat
 from specserve.rpc.codec import pack_method
 from specserve.rpc.v1.generation_pb2 import (
     TOKEN_ORIGIN_ACCEPTED,
@@ -391,3 +395,58 @@ async def test_token_ids_are_answered_when_asked_for(path: str) -> None:
     answer = await whole(FakeBackend(script), path, return_token_ids=True)
 
     assert answer["choices"][0]["token_ids"] == [104, 105, EOS]
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_blocks_are_joined_in_as_many_passes_however_many_choices_there_are(
+    monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """B253: a pass for each of 256 choices over all their blocks would hold the event loop up."""
+    passes: list[int] = []
+    write = AnswerFormat.answer
+
+    class Counted(list[Block]):
+        def __iter__(self) -> Iterator[Block]:
+            passes.append(len(self))
+            return super().__iter__()
+
+    monkeypatch.setattr(
+        AnswerFormat, "answer", lambda self, blocks: write(self, Counted([*blocks]))
+    )
+    for n in (1, 8):
+        answer = await whole(FakeBackend(), path, n=n)
+        assert [text_of(choice) for choice in answer["choices"]] == ["Hello"] * n
+
+    assert passes == [2, 16]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize(
+    "fields", [{"logprobs": 1}, {"speculation_metrics": "detailed"}, {"logprobs": 0, "n": 2}]
+)
+async def test_an_answer_of_many_figures_is_written_off_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], streams: bool
+) -> None:
+    """B253: log-probabilities and detailed metrics are megabytes; a small answer stays."""
+    threads: list[int] = []
+
+    def watch(name: str) -> None:
+        write = getattr(AnswerFormat, name)
+
+        def noted(*arguments: Any) -> Any:
+            threads.append(threading.get_ident())
+            return write(*arguments)
+
+        monkeypatch.setattr(AnswerFormat, name, noted)
+
+    watch("answer")
+    watch("on_block")
+    ask = stream if streams else whole
+    await ask(FakeBackend(), COMPLETIONS, **fields)
+    assert {*threads} == {threading.get_ident()}
+    threads.clear()
+    monkeypatch.setattr(formats, "LONG_ANSWER_ENTRIES", 3)
+    await ask(FakeBackend(), COMPLETIONS, **fields)
+
+    assert threads
+    assert threading.get_ident() not in threads

@@ -16,12 +16,15 @@ from specserve.errors import (
     ContextOverflow,
     DeadlineExpired,
     Draining,
+    InvalidProposal,
     InvalidRequest,
+    ModelUnavailable,
     PeerUnavailable,
     SpecServeError,
 )
 from specserve.gateway import orchestrators
 from specserve.gateway.grpc_backend import GrpcBackend
+from specserve.gateway.metrics import NUM_FAILOVERS, GatewayMetrics
 from specserve.gateway.orchestrators import OrchestratorPool
 from specserve.rpc.channel import SERVER_OPTIONS
 from specserve.rpc.codec import pack_ids, unpack_ids
@@ -243,6 +246,8 @@ async def test_the_same_orchestrator_is_asked_again_once_it_is_back() -> None:
         (ContextOverflow("prompt", "too long"), ContextOverflow),
         (DeadlineExpired("the request", 1), DeadlineExpired),
         (PeerUnavailable("target", "none"), PeerUnavailable),
+        (InvalidProposal("shapes"), InvalidProposal),
+        (ModelUnavailable("missing"), ModelUnavailable),
         (CapacityExhausted("KV blocks", 2, 1), RemoteError),
         (grpc.StatusCode.INTERNAL, RemoteError),
     ],
@@ -271,6 +276,19 @@ async def test_the_search_for_another_orchestrator_ends() -> None:
     await backend.close()
     with pytest.raises(PeerUnavailable, match="none is known"):
         await decode(GrpcBackend([]))
+
+
+async def test_orchestrators_lost_by_a_choice_that_fails_are_counted() -> None:
+    """The count is wanted most where failover does not help."""
+    backend, metrics = GrpcBackend(["127.0.0.1:1"], failover_timeout_s=0.5), GatewayMetrics()
+    backend.on_failover = metrics.count_failover
+    with pytest.raises(PeerUnavailable):
+        await asyncio.wait_for(decode(backend), 5)
+    await backend.close()
+
+    count = metrics.registry.get_sample_value(NUM_FAILOVERS + "_total")
+    assert count is not None
+    assert count >= 1
 
 
 @pytest.mark.parametrize("how", ["close", "cancel"])
@@ -432,6 +450,65 @@ async def test_addresses_may_change_under_way() -> None:
         assert old.num_open == 1
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+        await backend.close()
+
+
+class Asked(FakeOrchestrator):
+    """Is asked, and has not answered yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_asked = 0
+
+    async def GetPair(self, request: GetPairRequest, context: Any) -> GetPairResponse:
+        """Note it."""
+        return await self._never()
+
+    async def GetStatus(self, request: GetStatusRequest, context: Any) -> GetStatusResponse:
+        """Note it."""
+        return await self._never()
+
+    async def _never(self) -> Any:
+        self.num_asked += 1
+        self.changed.set()
+        await asyncio.Event().wait()
+
+
+async def test_an_orchestrator_that_leaves_while_it_is_asked_is_one_that_is_not_there() -> None:
+    """Closing its connection cancels the question, and not whoever asked: another one answers."""
+    asked, other = Asked(), FakeOrchestrator()
+    async with serving(asked, other) as addresses:
+        alone, backend = GrpcBackend(addresses[:1]), GrpcBackend(addresses)
+        questions = [
+            asyncio.create_task(question)
+            for question in (backend.get_pair(), backend.get_status(), alone.get_pair())
+        ]
+        await until(asked, lambda: asked.num_asked == 3)
+        await backend.set_addresses(addresses[1:])
+        await alone.set_addresses(())
+
+        found, statuses, lost = await asyncio.gather(*questions, return_exceptions=True)
+
+        assert isinstance(found, GetPairResponse)
+        assert found.ready
+        assert isinstance(statuses, list)
+        assert len(statuses) == 1
+        assert isinstance(lost, PeerUnavailable)
+        assert addresses[0] in str(lost)
+        await backend.close()
+        await alone.close()
+
+
+async def test_whoever_is_cancelled_while_they_ask_is_cancelled() -> None:
+    """It is no loss of an orchestrator, and nobody else is asked."""
+    asked, other = Asked(), FakeOrchestrator()
+    async with serving(asked, other) as addresses:
+        backend = GrpcBackend(addresses)
+        question = asyncio.create_task(backend.get_pair())
+        await until(asked, lambda: asked.num_asked == 1)
+        question.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await question
         await backend.close()
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from specserve import errors
+from specserve.gateway import answering
+from specserve.gateway.config import TenantLimits
 from specserve.gateway.errors import is_mapped, to_http
 from specserve.gateway.receiving import MAX_DISCARD_BYTES
 from specserve.rpc.status import RemoteError
@@ -133,6 +135,31 @@ async def test_a_slow_reader_holds_no_choice() -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("num_reads", [0, 1, 2])
+async def test_a_client_that_stops_reading_is_given_up_when_its_time_is_over(
+    monkeypatch: pytest.MonkeyPatch, path: str, streamed: bool, num_reads: int
+) -> None:
+    """Like one that has gone: no choice is left, and its place under a limit is another's."""
+    monkeypatch.setattr(answering, "SEND_SLACK_S", 0.0)
+    backend = FakeBackend(lambda _: [*[block(b"x")] * 3, block(b"", STOP)])
+    limits = TenantLimits(max_concurrent_sessions=1)
+    app = make_app(backend, request_timeout_s=0.01, limits=limits)
+    exchange = Exchange(app, path, {**BODIES[path], "stream": streamed})
+    for _ in range(num_reads):
+        exchange.reads.release()
+    await asyncio.wait_for(exchange.start(), 5)
+    assert b"[DONE]" not in exchange.body
+    assert backend.open == set()
+
+    # In time or not: one that reads on is answered.
+    after = Exchange(app, path, BODIES[path])
+    after.read_all()
+    await asyncio.wait_for(after.start(), 5)
+    assert after.status == 200
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize(
     ("error", "status", "code"),
     [
@@ -147,6 +174,8 @@ async def test_a_slow_reader_holds_no_choice() -> None:
         (RemoteError("CapacityExhausted", 8, "KV blocks"), 503, "capacity_exhausted"),
         (RemoteError("Novelty", 8, "?"), 503, "capacity_exhausted"),
         (RemoteError("", 13, "?"), 500, None),
+        (RemoteError("", 3, "?"), 500, None),
+        (RemoteError("Novelty", 3, "field: no"), 400, None),
         (RuntimeError("secret"), 500, None),
     ],
 )

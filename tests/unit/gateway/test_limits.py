@@ -114,14 +114,14 @@ def test_sessions_count_while_they_run_however_they_end() -> None:
     with pytest.raises(asyncio.CancelledError), setup.enter(ExitStack(), sessions=4):
         raise asyncio.CancelledError
     setup.run(sessions=4)
-    setup.refused(sessions=5)
 
 
 def test_refused_request_uses_nothing_up() -> None:
     """Not even of the limits that would have let it in."""
-    setup = Setup(requests_per_minute=2, tokens_per_minute=100, max_concurrent_sessions=1)
-    for _ in range(5):
-        assert setup.refused(sessions=2).limit == "max_concurrent_sessions"
+    setup = Setup(requests_per_minute=3, tokens_per_minute=100, max_concurrent_sessions=1)
+    with setup.enter(ExitStack()):
+        for _ in range(5):
+            assert setup.refused().limit == "max_concurrent_sessions"
     setup.run(most=80, used=80)
     for _ in range(5):
         assert setup.refused(most=90).limit == "tokens_per_minute"
@@ -183,3 +183,42 @@ async def test_priority_is_vllms_and_a_tenant_has_its_most_urgent() -> None:
     assert [request.priority for request in backend.requests] == [2, 0, -7]
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "priority"
+
+
+async def test_more_choices_than_may_ever_run_at_once_are_a_400_that_names_n() -> None:
+    """No Retry-After: it would come back for ever."""
+    setup = Setup(max_concurrent_sessions=4)
+    with pytest.raises(InvalidRequest, match="5 choices"):
+        setup.run(sessions=5)
+    limits = TenantLimits(max_concurrent_sessions=1, requests_per_minute=1)
+    async with make_client(FakeBackend(), limits=limits) as client:
+        refused = await client.post(COMPLETIONS, json={"prompt": "hi", "n": 2})
+        taken = await client.post(COMPLETIONS, json={"prompt": "hi"})
+
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"]) == (400, "n")
+    assert "at most 1" in error["message"]
+    assert "max_concurrent_sessions" in error["message"]
+    assert "retry-after" not in refused.headers
+    assert taken.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/tokenize", {"prompt": "hi"}), ("/detokenize", {"tokens": [1]})]
+)
+async def test_tokenising_counts_as_a_request_and_as_nothing_else(
+    path: str, body: dict[str, Any]
+) -> None:
+    """Of its own tenant; a minute's tokens that are spent, and sessions that run, are no matter."""
+    limits = TenantLimits(requests_per_minute=2, tokens_per_minute=1, max_concurrent_sessions=1)
+    async with make_client(FakeBackend(), tenant_header=HEADER, limits=limits) as client:
+        answers = [
+            await client.post(COMPLETIONS, json={"prompt": "hi"}, headers={HEADER: "a"}),
+            await client.post(path, json=body, headers={HEADER: "a"}),
+            await client.post(path, json=body, headers={HEADER: "a"}),
+            await client.post(path, json=body, headers={HEADER: "b"}),
+        ]
+
+    assert [answer.status_code for answer in answers] == [200, 200, 429, 200]
+    assert "requests_per_minute" in answers[2].json()["error"]["message"]
+    assert 1 <= int(answers[2].headers["retry-after"]) <= 60

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from specserve.gateway import wanted_logprobs
+from specserve.gateway.completion_format import CompletionFormat
 from specserve.gateway.token_text import TokenTexts
 from specserve.rpc.v1.generation_pb2 import GenerateRequest, GenerateResponse
 from unit.gateway.fakes import (
@@ -25,6 +27,7 @@ from unit.gateway.fakes import (
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "hi"}]
 
 
 def scored(request: GenerateRequest) -> Sequence[Step]:
@@ -246,3 +249,85 @@ async def test_a_long_prompt_s_figures_are_written_off_the_event_loop(
 
     assert threads
     assert threading.get_ident() not in threads
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_prompt_s_figures_are_made_once_for_all_its_choices(
+    monkeypatch: pytest.MonkeyPatch, streams: bool
+) -> None:
+    """Two prompts of three choices each: two of each kind, and every choice tells them."""
+    made: list[str] = []
+
+    def watch(name: str) -> None:
+        write = getattr(TokenTexts, name)
+
+        def noted(*arguments: Any) -> Any:
+            made.append(name)
+            return write(*arguments)
+
+        monkeypatch.setattr(TokenTexts, name, noted)
+
+    watch("prompt_logprobs")
+    watch("echoed_logprobs")
+    ask_for = stream if streams else ask
+    body = {"prompt": ["hey", "ho"], "n": 3, "echo": True, "logprobs": 1, "prompt_logprobs": 1}
+    answer: Any = await ask_for(FakeBackend(scored), **body)
+
+    assert sorted(made) == ["echoed_logprobs"] * 2 + ["prompt_logprobs"] * 2
+    choices = [joined(answer, i) for i in range(6)] if streams else answer["choices"]
+    for index, choice in enumerate(choices):
+        length = len(body["prompt"][index // 3])
+        assert len(choice["prompt_logprobs"]) == length
+        assert choice["logprobs"]["text_offset"] == list(range(length + 2))
+
+
+async def test_choices_of_a_prompt_share_what_is_told_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The very same values, not one copy for each of up to 128 choices."""
+    answers: list[Any] = []
+    put_together = CompletionFormat.whole
+
+    def noted(*arguments: Any) -> Any:
+        answers.append(put_together(*arguments))
+        return answers[-1]
+
+    monkeypatch.setattr(CompletionFormat, "whole", noted)
+    body = {"prompt": "hey", "n": 2, "echo": True, "logprobs": 1, "prompt_logprobs": 1}
+    await ask(FakeBackend(scored), **body)
+
+    first, second = answers[0].choices
+    assert first.prompt_logprobs is second.prompt_logprobs
+    for place in (1, 2):
+        assert first.logprobs.top_logprobs[place] is second.logprobs.top_logprobs[place]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (COMPLETIONS, {"prompt_logprobs": 3, "n": 2}, None),
+        (COMPLETIONS, {"prompt_logprobs": 4, "n": 2}, "prompt_logprobs"),
+        (COMPLETIONS, {"prompt_logprobs": 3, "n": 2, "prompt": ["hey", "x"]}, "prompt_logprobs"),
+        (COMPLETIONS, {"echo": True, "logprobs": 3, "n": 2}, None),
+        (COMPLETIONS, {"echo": True, "logprobs": 4, "n": 2}, "logprobs"),
+        (COMPLETIONS, {"echo": True, "logprobs": 3, "prompt_logprobs": 4}, "prompt_logprobs"),
+        (COMPLETIONS, {"logprobs": 20, "n": 2}, None),
+        (CHAT, {"prompt_logprobs": 2, "n": 5}, None),
+        (CHAT, {"prompt_logprobs": 3}, "prompt_logprobs"),
+    ],
+)
+async def test_more_figures_of_prompts_than_an_answer_may_hold_are_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, path: str, fields: dict[str, Any], param: str | None
+) -> None:
+    """Tokens times entries times the choices that tell them; of a chat that is one."""
+    monkeypatch.setattr(wanted_logprobs, "MAX_PROMPT_ENTRIES", 24)
+    start = {"prompt": "hey"} if path == COMPLETIONS else {"messages": MESSAGES}
+    backend = FakeBackend(scored)
+    async with make_client(backend) as client:
+        answer = await client.post(path, json={**start, **fields})
+
+    assert answer.status_code == (200 if param is None else 400)
+    if param is not None:
+        assert answer.json()["error"]["param"] == param
+        assert "at most 24" in answer.json()["error"]["message"]
+        assert backend.requests == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,7 +12,7 @@ import httpx
 import pytest
 
 from specserve.gateway.config import GatewayConfig
-from specserve.gateway.server import serve_gateway
+from specserve.gateway.server import listen, serve_gateway
 from specserve.rpc.v1.generation_pb2 import GenerateRequest
 from unit.gateway.fakes import STOP, ByteTokenizer, FakeBackend, Step, block, events_of
 
@@ -160,3 +161,20 @@ async def test_a_taken_port_is_an_error_at_once() -> None:
         port = int(running.url.rsplit(":", 1)[1])
         with pytest.raises(OSError, match="in use"):
             await serve_gateway(GatewayConfig(port=port), FakeBackend(), ByteTokenizer())
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux counts such a time")
+def test_a_connection_whose_client_reads_nothing_ends_in_time() -> None:
+    """Each inherits it: one that is closed with unread bytes would be kept for ever."""
+
+    def timeout_ms(of: socket.socket) -> int:
+        return of.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+
+    with (
+        listen("127.0.0.1", 0, 1.5) as listener,
+        listen("127.0.0.1", 0, 1e9) as patient,
+        socket.create_connection(listener.getsockname()),
+        listener.accept()[0] as accepted,
+    ):
+        assert timeout_ms(accepted) == 1500
+        assert timeout_ms(patient) == 2**31 - 1

@@ -110,6 +110,27 @@ async def test_a_form_is_one_grammar(path: str, fields: dict[str, Any], grammar:
             "response_format.json_schema.schema",
             "Invalid type: odd",
         ),
+        (
+            {"structured_outputs": {"regex": "a", "whitespace_pattern": " "}},
+            "structured_outputs.whitespace_pattern",
+            "only together with json",
+        ),
+        (
+            {"structured_outputs": {"choice": ["a"], "disable_any_whitespace": True}},
+            "structured_outputs.disable_any_whitespace",
+            "only together with json",
+        ),
+        (
+            {
+                "structured_outputs": {
+                    "json_object": True,
+                    "disable_any_whitespace": True,
+                    "whitespace_pattern": " ",
+                }
+            },
+            "structured_outputs.whitespace_pattern",
+            "disable_any_whitespace",
+        ),
         ({"guided_grammar": "start: x"}, "guided_grammar", "unknown name"),
         ({"guided_choice": ["x"] * (MAX_CHOICES + 1)}, "guided_choice", str(MAX_CHOICES)),
         ({"guided_json": "x" * 70_000}, "guided_json", "65536"),

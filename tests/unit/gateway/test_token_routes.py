@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import httpx
 import pytest
 
+from specserve.gateway import requests, token_routes
+from specserve.gateway.config import GatewayConfig
+from specserve.gateway.http import create_http_app
+from specserve.model.token_table import TokenTable
 from unit.gateway.fakes import (
     EOS,
     MAX_MODEL_LEN,
     VOCAB_SIZE,
+    ByteTokenizer,
     FakeBackend,
     events_of,
     make_client,
@@ -42,6 +48,70 @@ async def test_a_chat_s_ids_are_those_that_it_is_answered_from() -> None:
         await client.post("/v1/chat/completions", json={"messages": MESSAGES})
 
     assert bytes(answer["tokens"]) == prompt_of(backend.requests[0])
+
+
+class Unreadable(bytes):
+    """What an id stands for, where nobody is to read it by itself."""
+
+    def decode(self, *arguments: Any, **named: Any) -> str:
+        raise AssertionError("a single token was read")
+
+
+class UnreadableTokenizer(ByteTokenizer):
+    """Encodes; none of its tokens can be read by itself."""
+
+    def token_table(self) -> TokenTable:
+        table = super().token_table()
+        return TokenTable(tuple(map(Unreadable, table.token_bytes)), table.special_token_ids)
+
+
+async def test_texts_of_single_tokens_are_made_only_where_they_are_asked_for() -> None:
+    """They are most of the work."""
+    backend = FakeBackend()
+    app = create_http_app(backend, UnreadableTokenizer(), GatewayConfig())
+    async with make_client(backend, app) as client:
+        plain = await client.post("/tokenize", json={"prompt": "hi"})
+        shown = await client.post("/tokenize", json={"prompt": "hi", "return_token_strs": True})
+
+    assert plain.json()["tokens"] == [104, 105]
+    assert shown.status_code == 500
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": "hi", "return_token_strs": True}),
+        ("/detokenize", {"tokens": [104, 105]}),
+    ],
+)
+async def test_a_long_body_is_read_and_answered_off_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    """B254: a megabyte of ids takes a third of a second each way; a short one stays."""
+    threads: list[int] = []
+
+    def watch(module: Any, name: str) -> None:
+        work = getattr(module, name)
+
+        def noted(*arguments: Any) -> Any:
+            threads.append(threading.get_ident())
+            return work(*arguments)
+
+        monkeypatch.setattr(module, name, noted)
+
+    watch(requests, "parse_body")
+    watch(token_routes, "_written")
+    async with make_client(FakeBackend()) as client:
+        short = await client.post(path, json=body)
+        assert threads == [threading.get_ident()] * 2
+        threads.clear()
+        for module in (requests, token_routes):
+            monkeypatch.setattr(module, "LONG_BODY_BYTES", 10)
+        long = await client.post(path, json=body)
+
+    assert short.json() == long.json()
+    assert len(threads) == 2
+    assert threading.get_ident() not in threads
 
 
 async def test_ids_become_the_text_they_stand_for() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from typing import Any
 
 import pytest
 
 from specserve.config import SpeculativeMethod
+from specserve.gateway import endpoints, plan
 from specserve.rpc.codec import pack_method, unpack_ids, unpack_method
 from specserve.rpc.constraints_codec import unpack_constraints
 from specserve.speculation.constraints import TokenConstraints
@@ -130,6 +132,7 @@ SHARED_WRONG: list[tuple[str, Any]] = [
     ("allowed_token_ids", [10**1000]),
     ("allowed_token_ids", ["1"]),
     ("allowed_token_ids", 1),
+    ("allowed_token_ids", [1] * (VOCAB_SIZE + 1)),
     ("min_tokens", -1),
     ("min_tokens", 1.5),
     ("min_tokens", True),
@@ -172,6 +175,9 @@ SHARED_WRONG: list[tuple[str, Any]] = [
     ("structured_outputs", {"json": "{"}),
     ("structured_outputs", {"json": "[]"}),
     ("structured_outputs", {"json": {}, "whitespace_pattern": "(("}),
+    ("structured_outputs", {"regex": "a", "whitespace_pattern": " "}),
+    ("structured_outputs", {"choice": ["a"], "disable_any_whitespace": True}),
+    ("structured_outputs", {"whitespace_pattern": " "}),
     ("structured_outputs", {"grammar": "start: x"}),
     ("structured_outputs", {"grammar": "root ::= [0-9]"}),
     ("structured_outputs", {"grammar": '%llguidance {}\nstart: "a"'}),
@@ -595,7 +601,7 @@ async def test_every_field_reaches_the_request() -> None:
         "frequency_penalty": 2,
         "logit_bias": {"7": -100, "012": 2.5},
         "bad_words": ["ab", " é"],
-        "allowed_token_ids": [0, 7, 9],
+        "allowed_token_ids": [9, 7, 0, 7, 9],
         "min_tokens": 3,
     }
     async with make_client(backend, request_timeout_s=12) as client:
@@ -709,6 +715,59 @@ async def test_top_k_minus_one_keeps_all() -> None:
         await client.post(COMPLETIONS, json={"prompt": "x", "top_k": -1})
 
     assert backend.requests[0].sampling.top_k == 0
+
+
+async def test_constraints_are_completed_and_packed_once_for_all_choices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They may be as large as the vocabulary; only where the output starts is each prompt's own."""
+    made: list[str] = []
+
+    def watch(name: str) -> None:
+        make = getattr(plan, name)
+
+        def noted(*arguments: Any, **named: Any) -> Any:
+            made.append(name)
+            return make(*arguments, **named)
+
+        monkeypatch.setattr(plan, name, noted)
+
+    watch("complete_constraints")
+    watch("pack_sampling")
+    backend = FakeBackend()
+    body = {"prompt": ["hi", "hey"], "n": 3, "allowed_token_ids": [7, 9], "seed": 5}
+    async with make_client(backend) as client:
+        assert (await client.post(COMPLETIONS, json=body)).status_code == 200
+
+    assert sorted(made) == ["complete_constraints", "pack_sampling"]
+    for index, request in enumerate(backend.requests):
+        constraints = unpack_constraints(request.sampling.constraints)
+        assert constraints.allowed_token_ids == (7, 9)
+        assert constraints.prompt_length == len(body["prompt"][index // 3])
+        assert constraints.prompt_length == len(unpack_ids(request.prompt_token_ids, ""))
+        assert (request.sampling.choice, request.sampling.seed) == (index, 5)
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+async def test_a_body_of_many_ids_is_planned_off_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """B254: checking and packing half a million of them takes long."""
+    threads: list[int] = []
+    make = endpoints.make_plan
+
+    def noted(*arguments: Any) -> Any:
+        threads.append(threading.get_ident())
+        return make(*arguments)
+
+    monkeypatch.setattr(endpoints, "make_plan", noted)
+    async with make_client(FakeBackend()) as client:
+        await client.post(path, json=body_for(path, {}))
+        monkeypatch.setattr(endpoints, "LONG_PLAN_IDS", 1)
+        await client.post(path, json=body_for(path, {}))
+
+    here, elsewhere = threads
+    assert here == threading.get_ident() != elsewhere
 
 
 LONG = "x" * 100_000

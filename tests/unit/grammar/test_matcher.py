@@ -5,7 +5,10 @@ from __future__ import annotations
 import itertools
 import re
 import resource
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -313,6 +316,48 @@ def test_grammars_are_kept_per_tenant_and_in_number(monkeypatch: pytest.MonkeyPa
         grammars.compile(text)
     assert len(grammars) == 3
     assert grammars.compile(texts[0]) is not first
+
+
+def ask_at_once(grammars: GrammarCompiler, text: str) -> list[Future[Grammar]]:
+    """Ask from four threads, which begin together."""
+    together = threading.Barrier(4)
+
+    def ask() -> Grammar:
+        together.wait(10)
+        return grammars.compile(text)
+
+    with ThreadPoolExecutor(4) as pool:
+        return [pool.submit(ask) for _ in range(4)]
+
+
+def test_threads_that_ask_for_one_grammar_at_once_compile_it_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A client's burst of one new schema costs one compilation, and all get the same grammar."""
+    texts: list[str] = []
+    compile_it = GrammarCompiler._compile
+
+    def noted(self: GrammarCompiler, text: str, tokenizer: Any) -> Grammar:
+        texts.append(text)
+        return compile_it(self, text, tokenizer)
+
+    monkeypatch.setattr(GrammarCompiler, "_compile", noted)
+    grammars = GrammarCompiler(lambda: TABLE)
+    found = {id(asked.result()) for asked in ask_at_once(grammars, regex_grammar("", "(a|b)+"))}
+
+    assert len(found) == len(texts) == len(grammars) == 1
+
+
+def test_every_thread_that_asks_hears_what_is_wrong_with_a_grammar() -> None:
+    """And whoever asks later does, too: nothing of it is kept."""
+    grammars = GrammarCompiler(lambda: TABLE)
+    asked = ask_at_once(grammars, "start: /(a/")
+    for one in asked:
+        with pytest.raises(InvalidRequest, match="unclosed group"):
+            one.result()
+    with pytest.raises(InvalidRequest, match="unclosed group"):
+        grammars.compile("start: /(a/")
+    assert len(grammars) == 0
 
 
 def test_no_grammar_is_kept_on_disk_B236(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

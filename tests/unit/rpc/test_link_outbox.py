@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
+from specserve.rpc import framing
 from specserve.rpc.channel import MAX_FRAME_ITEMS
 from specserve.rpc.link_outbox import LinkOutbox
 from specserve.rpc.v1 import common_pb2, draft_pb2
@@ -46,6 +49,24 @@ async def test_more_calls_than_a_frame_holds_go_out_in_order() -> None:
     assert len(first.calls) == MAX_FRAME_ITEMS
     assert [c.session.call_id for c in second.calls] == [MAX_FRAME_ITEMS]
     assert not outbox.is_due
+
+
+async def test_calls_that_are_large_together_go_out_in_frames_of_bounded_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """None makes a message that the peer refuses; what is larger by itself goes alone, in order."""
+    monkeypatch.setattr(framing, "MAX_FRAME_BYTES", 1000)
+    outbox: LinkOutbox[draft_pb2.ProposeCall] = LinkOutbox()
+    sizes = [400, 400, 400, 5000, 5000, 100, 100]
+    for number, size in enumerate(sizes, 1):
+        session = common_pb2.SessionCall(call_id=number, append_token_ids=bytes(size))
+        outbox.put(draft_pb2.ProposeCall(session=session))
+    frames = []
+    while outbox.is_due:
+        frames.append(await frame_of(outbox))
+
+    numbers = [[c.session.call_id for c in frame.calls] for frame in frames]
+    assert numbers == [[1, 2], [3], [4], [5], [6, 7]]
 
 
 async def test_call_is_taken_back_only_before_it_left() -> None:

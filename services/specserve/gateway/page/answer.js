@@ -13,6 +13,7 @@ export class Answer {
     this.record = null;
     this.title = title;
     this.rounds = null;
+    this.firstRecorded = 0;
     this.choose = choose;
     this.text = make("div", "text", "", { role: "group", "aria-label": `${title}: tokens` });
     this.line = make("p", "figures-line", "waiting for the first token…");
@@ -127,7 +128,7 @@ export function facts(answer, token) {
     pairs.push(["other likely tokens", others.map((other) =>
       `${JSON.stringify(other.token)} ${Math.exp(other.logprob).toFixed(3)}`).join(", ")]);
   }
-  const round = roundOf(answer.rounds, token.index);
+  const round = roundOf(answer.rounds, token.index - answer.firstRecorded);
   if (round) {
     pairs.push(["K and why", `${round.num_speculative_tokens}, ${round.reason}`]);
     pairs.push(["proposer", round.proposer ?? "none"]);
@@ -138,8 +139,9 @@ export function facts(answer, token) {
   return pairs;
 }
 
-/** The remembered round that a token, counted from 0, came with. */
+/** The remembered round that a token, counted from 0, came with; null where none is. */
 function roundOf(rounds, index) {
+  if (index < 0) return null;
   let seen = 0;
   for (const round of rounds ?? []) {
     seen += round.num_emitted_tokens;

@@ -31,7 +31,7 @@ async function read({ request_id: id, num_rounds: count }) {
 
 function draw(rounds) {
   // By the rounds' own clock: the reader's may be another.
-  const end = Math.max(0, ...rounds.map((round) => round.at));
+  const end = rounds.reduce((latest, round) => Math.max(latest, round.at), 0);
   const columns = Array.from({ length: NUM_COLUMNS }, () => []);
   for (const round of rounds) {
     const back = Math.floor((end - round.at) / COLUMN_S);

@@ -49,6 +49,8 @@ async function showRounds(answer) {
     const request = await recorded(answer.requestId);
     if (request && request.state !== "running") {
       answer.rounds = request.rounds;
+      // After a failover the record is of what came since.
+      answer.firstRecorded = request.carried_over_length ?? 0;
       drawWaterfall(request);
       return;
     }

@@ -24,9 +24,11 @@ export function watchPool(open) {
 
 async function refresh(open) {
   const [pool, latest] = await Promise.all([
-    getJson("v1/specserve/pool"), getJson(`v1/specserve/requests?limit=${LATEST}`),
+    // Where requests are not shown there is no such route.
+    getJson("v1/specserve/pool"), getJson(`v1/specserve/requests?limit=${LATEST}`, [404]),
   ]);
-  const rates = latest.requests.map(rateOf);
+  const requests = latest.requests ?? [];
+  const rates = requests.map(rateOf);
   const mean = (drafted) => {
     const chosen = rates.filter((rate) => rate !== null && rate.drafted === drafted);
     return chosen.length ? `${(chosen.reduce((sum, rate) => sum + rate.value, 0) / chosen.length).toFixed(1)} (${chosen.length})` : "none yet";
@@ -46,7 +48,7 @@ async function refresh(open) {
   fillTable(byId("positions"), pool.accepted_per_position.map((count, i) => [
     i + 1, pool.num_drafts ? `${percent(count / pool.num_drafts)} of ${pool.num_drafts} rounds` : "-",
   ]));
-  fillTable(byId("recent"), latest.requests.slice(0, 12).map((request, i) => {
+  fillTable(byId("recent"), requests.slice(0, 12).map((request, i) => {
     const button = make("button", "", brief(request.request_id), {
       type: "button", title: request.request_id,
     });
@@ -55,7 +57,7 @@ async function refresh(open) {
     return [button, request.state, request.num_output_tokens,
       drafted ? `${request.num_accepted_draft_tokens}/${drafted}` : "-", rates[i]?.value.toFixed(1) ?? "-"];
   }));
-  await drawPoolLengths(latest.requests);
+  await drawPoolLengths(requests);
 }
 
 function rateOf(request) {
