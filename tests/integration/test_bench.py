@@ -125,7 +125,15 @@ def test_a_repeat_of_the_same_counts_agrees(tmp_path: Path) -> None:
 
 def test_auto_is_compared_with_the_better_fixed_side(tmp_path: Path) -> None:
     """One deployment takes turns with itself; what it learns is not from the other sides."""
-    code, record, page = bench(tmp_path, "--suite=auto", *PAIR, *ON, "--concurrency=2", "--pairs=3")
+    code, record, page = bench(
+        tmp_path,
+        "--suite=auto",
+        *PAIR,
+        *ON,
+        "--concurrency=2",
+        "--pairs=3",
+        "--threshold=min_dynamic_ratio=0.01",
+    )
 
     (section,) = record["sections"]
     (level,), (result,) = section["levels"], section["auto"]

@@ -11,11 +11,16 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from specserve.errors import ConfigurationError
+from specserve.errors import ConfigurationError, ModelUnavailable
 from specserve.model.draft_package import EMBEDDING, VOCAB_FILE
 from specserve.tools.distill.batch import TargetSettings, column_of, make_batch
-from specserve.tools.distill.command import DistillConfig, distill
-from specserve.tools.distill.evaluate import coupled_match, expected_round, walk_rounds
+from specserve.tools.distill.command import DistillConfig, distill, layers_of
+from specserve.tools.distill.evaluate import (
+    coupled_match,
+    expected_round,
+    validate_folder,
+    walk_rounds,
+)
 from specserve.tools.distill.flags import add_arguments, parse_layers, parse_scratch
 from specserve.tools.distill.gather import TextConfig
 from specserve.tools.distill.loss import SparseTargets, distillation_loss
@@ -144,6 +149,32 @@ def test_rows_on_a_held_out_passage_are_not_trained_on() -> None:
     train, held = DistillText(tuple(rows)).held_out(4)
     assert held == (0, 1, 8, 9)
     assert train == (2, 3, 4, 6, 7, 10, 11)
+
+
+def test_what_many_rows_begin_with_is_no_passage() -> None:
+    """An instruction that stands before most prompts leaves them to be trained on."""
+    preamble = np.arange(3, 3 + 80) % VOCAB_SIZE
+    rows = [
+        replace(row, prompt=np.concatenate([[1, 7, 8], preamble, [number % 7, number // 7]]))
+        if number > 1
+        else row
+        for number, row in enumerate(make_text(40).rows)
+    ]
+    train, held = DistillText(tuple(rows)).held_out(4)
+    assert len(train) + len(held) == 40
+
+
+def test_a_corpus_beside_the_targets_own_text_hides_no_template() -> None:
+    """The part that prompts share is theirs alone; the first token of a row has no target."""
+    corpus = replace(make_text(1).rows[0], prompt=np.array([5]), is_prompt_sampled=False)
+    own = [row for row in make_text().rows if row.is_prompt_sampled]
+    text = DistillText((*own, corpus))
+    assert text.common_prefix_length == 3
+    assert DistillText((corpus,)).common_prefix_length == 0
+    columns = column_of(tuple(range(VOCAB_SIZE)), VOCAB_SIZE)
+    batch = make_batch([own[0], own[1]], columns, TargetSettings(0.1, 0.3, 0.3, 0))
+    whole = len(own[0].prompt) + len(own[0].answer)
+    assert batch.selected.tolist()[:whole] == list(range(whole - 1)) + [whole - 1]
 
 
 def test_given_prompts_are_read_not_learned() -> None:
@@ -337,6 +368,48 @@ def test_resumed_training_equals_an_uninterrupted_one(tmp_path: Path, stop_after
     assert [p.validation for p in resumed.curve] == [p.validation for p in whole.curve]
 
 
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"learning_rate": 1e-3}, "--learning-rate"),
+        ({"seed": 3}, "--seed"),
+        ({"optimiser": "adamw"}, "--optimiser"),
+    ],
+)
+def test_a_checkpoint_of_another_recipe_is_refused(
+    tmp_path: Path, changes: dict[str, object], named: str
+) -> None:
+    """What was trained otherwise is neither gone on with nor passed off as this run's."""
+    make_trainer(tmp_path / "kept.pt").train(stop_after=1)
+    with pytest.raises(ConfigurationError, match=f"of another run: {named} differ"):
+        make_trainer(tmp_path / "kept.pt", replace(TRAIN, **changes)).resume()
+    assert make_trainer(tmp_path / "kept.pt", replace(TRAIN, num_steps=20)).resume()
+
+
+def test_a_checkpoint_of_another_start_or_text_is_refused(tmp_path: Path) -> None:
+    """So is one of other layers, of other rows, and one that cannot be read."""
+    path = tmp_path / "kept.pt"
+    trainer = make_trainer(path)
+    trainer.train(stop_after=1)
+    text, vocab = trainer.text, trainer.vocab
+    other_start = Trainer(init_student(make_target(), (0,)), text, vocab, TRAIN, path, quiet)
+    with pytest.raises(ConfigurationError, match="the target, --layers or --scratch differ"):
+        other_start.resume()
+    other_text = DistillText(text.rows[:-1])
+    student = init_student(make_target(), (1,))
+    with pytest.raises(ConfigurationError, match="of another run: the text differ"):
+        Trainer(student, other_text, vocab, TRAIN, path, quiet).resume()
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        make_trainer(path).resume()
+
+
+def test_nothing_to_train_on_is_said(tmp_path: Path) -> None:
+    """Where all rows are held out, training would wait for one for ever."""
+    with pytest.raises(ConfigurationError, match="--held-out-every 1: of 16 rows 16"):
+        make_trainer(tmp_path / "none.pt", replace(TRAIN, held_out_every=1))
+
+
 @pytest.mark.slow
 def test_the_result_is_the_mean_of_the_last_points(tmp_path: Path) -> None:
     """The weights after the last step are the mean of the averaged points' weights."""
@@ -367,11 +440,28 @@ def test_flags_carry_the_recipe() -> None:
 def test_wrong_flags_are_named() -> None:
     """A flag that cannot be read is answered with what was wanted."""
     assert parse_layers("0,1,29") == (0, 1, 29)
+    assert parse_layers(None) is None
     assert parse_scratch("2x384") == ScratchShape(2, 384)
     with pytest.raises(ConfigurationError, match="0,1,29"):
         parse_layers("first")
     with pytest.raises(ConfigurationError, match="LAYERSxHIDDEN"):
         parse_scratch("2")
+
+
+def test_layers_fit_the_target() -> None:
+    """Unless they are named, the first two and the last; what it lacks is said."""
+    target = make_target()
+    config = DistillConfig(target=Path("t"), output=Path("d"))
+    assert layers_of(config, target) == (0, 1)
+    with pytest.raises(ConfigurationError, match="--layers 0,2: t has 0 to 1"):
+        layers_of(replace(config, layers=(0, 2)), target)
+
+
+def test_a_folder_without_a_cut_head_is_no_draft_to_validate(tmp_path: Path) -> None:
+    """It is named, with the file that it lacks."""
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelUnavailable, match=r"draft_vocab\.json is missing"):
+        validate_folder(tmp_path, make_text(), 4)
 
 
 def write_target(folder: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -163,6 +165,26 @@ def test_parts_are_used_again(target: Path, tmp_path: Path) -> None:
     assert len(list((tmp_path / "text.npz.parts").iterdir())) == 5
 
 
+@pytest.mark.parametrize(
+    "changes", [{"max_answer_tokens": 3}, {"greedy_share": 1.0}, {"ignore_stop_share": 1.0}]
+)
+def test_parts_made_otherwise_are_not_used_again(
+    target: Path, tmp_path: Path, changes: dict[str, object]
+) -> None:
+    """Settings that change answers, other stop ids and another model make a text anew."""
+    path, asked = tmp_path / "text.npz", [Prompt((11, 5), is_sampled=False)]
+
+    def make(config: SampleConfig, stop_ids: frozenset[int]) -> int:
+        maker = TextMaker(make_generator(target, stop_ids=stop_ids), path, config, quiet)
+        maker.answer(asked)
+        return len(list((tmp_path / "text.npz.parts").iterdir()))
+
+    assert make(SAMPLE, frozenset({1})) == 1
+    assert make(SAMPLE, frozenset({1})) == 1
+    assert make(replace(SAMPLE, **changes), frozenset({1})) == 2
+    assert make(SAMPLE, frozenset({2})) == 3
+
+
 def test_prompts_are_read_from_files(tmp_path: Path) -> None:
     """JSON Lines by any of the known keys, plain files line by line."""
     lines = [
@@ -178,9 +200,51 @@ def test_prompts_are_read_from_files(tmp_path: Path) -> None:
         GivenText("two", "b"),
         GivenText("three", ""),
     ]
+    path.write_text(json.dumps({"prompt": "a\u2028b"}, ensure_ascii=False))
+    assert read_given(path, keys) == [GivenText("a\u2028b", "")]
     plain = tmp_path / "prompts.txt"
     plain.write_text("first\n\n second \n")
     assert read_given(plain, keys) == [GivenText("first", ""), GivenText("second", "")]
+
+
+def test_a_chat_log_is_asked_what_its_user_asked(target: Path, tmp_path: Path) -> None:
+    """What the system says stands before the user's first words, and is not taken for them."""
+    log = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "image_url"}]},
+        {"role": "assistant", "content": "two"},
+        {"role": "user", "content": "three"},
+    ]
+    path = tmp_path / "log.jsonl"
+    path.write_text(json.dumps({"messages": log}))
+    assert read_given(path, ("messages",)) == [GivenText("one", "", "Be brief.")]
+    text = gather_text(
+        target, TextConfig(prompts=path, sample=SAMPLE), tmp_path / "t.npz", "cpu", quiet
+    )
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "one"}]
+    wanted = byte_tokenizer().apply_chat_template(
+        turns, add_generation_prompt=True, return_dict=False
+    )
+    assert text.rows[0].prompt.tolist() == wanted
+    path.write_text(json.dumps({"messages": log[:1]}))
+    with pytest.raises(ConfigurationError, match="none of the keys messages"):
+        read_given(path, ("messages",))
+
+
+def test_a_base_model_scores_a_corpus_and_answers_no_prompts(target: Path, tmp_path: Path) -> None:
+    """Without a chat template a corpus is all there is; asking for more says so."""
+    folder = tmp_path / "base"
+    shutil.copytree(target, folder)
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(folder)
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("the cat sat on the mat")
+    text = gather_text(folder, TextConfig(corpus=corpus), tmp_path / "t.npz", "cpu", quiet)
+    assert [row.kind for row in text.rows] == ["corpus"]
+    with pytest.raises(ConfigurationError, match="chat template"):
+        gather_text(folder, TextConfig(prompts=corpus), tmp_path / "t.npz", "cpu", quiet)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from specserve.config import EngineConfig
 from specserve.errors import ConfigurationError, InvalidRequest, ModelUnavailable
@@ -44,7 +44,7 @@ def load_hf_tokenizer(config: EngineConfig) -> HuggingFaceTokenizer:
         raise ModelUnavailable(f"{model_dir}: no tokenizer could be loaded: {text}") from error
     if not isinstance(loaded, PreTrainedTokenizerFast):
         raise ConfigurationError(f"{model_dir}: a tokenizer with a tokenizer.json is wanted")
-    return HuggingFaceTokenizer(loaded, _eos_token_ids(model_dir, loaded))
+    return HuggingFaceTokenizer(loaded, eos_token_ids(model_dir, loaded))
 
 
 def load_backend(model_dir: Path, trust_remote_code: bool) -> object:
@@ -132,8 +132,12 @@ class HuggingFaceTokenizer:
         return self._table
 
 
-def _eos_token_ids(model_dir: Path, tokenizer: PreTrainedTokenizerFast) -> list[int]:
-    """Collect the ids that end a text from generation_config.json and the tokenizer."""
+def eos_token_ids(model_dir: Path, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Collect the ids that end a text from generation_config.json and the tokenizer.
+
+    Raises:
+        ModelUnavailable: generation_config.json cannot be read.
+    """
     found: list[int] = []
     path = model_dir / "generation_config.json"
     if path.is_file():

@@ -39,10 +39,12 @@ def read_prompts(path: Path | None, limit: int | None = None) -> list[Prompt]:
         return [Prompt(item["kind"], item["kind"], item["prompt"]) for item in shipped][:limit]
     source = path
     try:
-        lines = source.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise ConfigurationError(f"--prompts: {source}: {error.strerror}") from error
-    prompts = [_read_line(source, number, line) for number, line in enumerate(lines, 1) if line]
+        lines = source.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"--prompts: {source}: {error}") from error
+    prompts = [
+        _read_line(source, number, line) for number, line in enumerate(lines, 1) if line.strip()
+    ]
     return prompts if limit is None else _spread(prompts, limit)
 
 

@@ -8,6 +8,7 @@ import pytest
 from helpers.waiting import eventually
 from specserve.errors import ConfigurationError
 from specserve.tools.bench.clients import RequestSettings
+from specserve.tools.bench.pacing import CUT_SHORT
 from specserve.tools.bench.sample import Wave
 from specserve.tools.bench.statistics import quantiles
 from specserve.tools.bench.summary import summarise
@@ -198,4 +199,14 @@ async def test_a_step_that_is_cut_short_keeps_what_came():
 
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert (steps[0].summary.num_requests, steps[0].complete) == (3, False)
+    found = steps[0]
+    assert (found.summary.num_requests, found.summary.num_failed, found.complete) == (5, 2, False)
+    assert any(CUT_SHORT in error for error in found.summary.errors)
+    assert found.client_late_s is not None
+
+
+def test_a_rate_that_was_cut_short_was_not_kept():
+    """What was not answered yet might have missed every objective."""
+    made = record(step(2, 1.0), step(50, 1.0, complete=False))
+    assert made.highest_rate == 2
+    assert [each["kept"] for each in made.values()["steps"]] == [True, False]

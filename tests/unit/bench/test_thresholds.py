@@ -12,14 +12,15 @@ from specserve.tools.bench.thresholds import Thresholds, read_thresholds
 from specserve.tools.load.arrivals import Pacing
 from support.bench_samples import ScriptedArm, prompt, sample, wave
 
+ALONE = Pacing(concurrency=1)
 QUIET = {"max_others_cpu_share": None}
 """Tests run on busy machines, and what is judged here is scripted."""
 
 
-async def measured(on, off, *, credit=None, pairs=6):
+async def measured(on, off, *, credit=None, pairs=6, pacing=ALONE):
     """Run scripted waves, in turns, as one level."""
     arms = [ScriptedArm(SPECULATIVE, on), ScriptedArm(TARGET_ONLY, off)]
-    plan = LevelPlan(Pacing(concurrency=1), pairs, 1, credit)
+    plan = LevelPlan(pacing, pairs, 1, credit)
     return await run_level(arms, [prompt(0)], plan, lambda _: None, lambda *_: None)
 
 
@@ -58,6 +59,21 @@ async def test_target_only_is_credited_with_padded_steps():
     assert speedup(level).value == pytest.approx(1.0)
     verdict, _, _ = await judged(level)
     assert verdict == "keep target-only"
+
+
+@pytest.mark.parametrize(("on_s", "expected"), [(0.6, "enable"), (1.0, "keep target-only")])
+async def test_in_open_loop_a_request_s_time_is_judged(on_s, expected):
+    """Tokens/s are those that arrive, with speculation and without."""
+    on, off = (
+        Wave((sample(sizes=(1,) * 5, gap_s=seconds / 5, drafted=(), accepted=()),), 10.0)
+        for seconds in (on_s, 1.0)
+    )
+    level = await measured([on], [off], pacing=Pacing(arrival_rate=0.1))
+
+    verdict, checks, _ = await judged(level)
+
+    assert checks["min_speedup"].value == pytest.approx(1.0 / on_s)
+    assert verdict == expected
 
 
 async def test_one_pair_cannot_enable():

@@ -24,10 +24,10 @@ from specserve.tools.bench.level import Arm, Level, Notify, run_level
 from specserve.tools.bench.options import BenchOptions
 from specserve.tools.bench.record import AutoResult, Record
 from specserve.tools.bench.sample import BenchPrompt, Wave
-from specserve.tools.bench.serving import declare
 from specserve.tools.bench.stage import up
 from specserve.tools.bench.workload import plan_level
 from specserve.tools.load.arrivals import Pacing
+from specserve.tools.terminal import say
 
 AUTO = "auto"
 ALWAYS_ON = "always-on"
@@ -40,9 +40,12 @@ async def run_auto(options: BenchOptions, record: Record, notify: Notify) -> Non
     """Measure every level."""
     if not options.starts_services:
         raise ConfigurationError("--suite auto: it starts services of its own; leave out --url")
+    if any(pacing.concurrency is None for pacing in options.pacings):
+        raise ConfigurationError("--suite auto: --concurrency was wanted, not --arrival-rate")
+    least = options.thresholds.min_dynamic_ratio
     section = record.section("auto")
     section.thresholds = options.thresholds
-    declare(options.thresholds)
+    say(f"declared before the run: min_dynamic_ratio {least:g}")
 
     def keep(level: Level) -> None:
         section.levels.append(level)
@@ -60,14 +63,13 @@ async def run_auto(options: BenchOptions, record: Record, notify: Notify) -> Non
     section.complete = True
 
 
-def requests_per_wave(pacing: Pacing) -> int | None:
-    """Return how many requests a side runs in one pair; None takes all prompts.
+def requests_per_wave(pacing: Pacing) -> int:
+    """Return how many requests a side runs in one pair.
 
     One prompt alone says little: how well it is guessed differs from one to the next.
     """
-    if pacing.concurrency is None:
-        return None
-    return pacing.concurrency * -(-LEAST_REQUESTS // pacing.concurrency)
+    at_once = pacing.concurrency or 1
+    return at_once * -(-LEAST_REQUESTS // at_once)
 
 
 def arms_of(system: Running, settings: RequestSettings) -> list[Arm]:

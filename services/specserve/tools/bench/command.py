@@ -8,13 +8,14 @@ sweep       concurrency, then fixed K, then dynamic K, one step at a time
 overhead    wall and processor time per round, toy pair with step time 0, plain processes
 engine      K = 0 through the whole system against the bare engine decoding in one process
 steps       one forward at several row counts against eager transformers
-speedup     tokens/s with and without speculation on real prompts, by category
 overlap     the draft's outcome cache off and on, on modelled devices
 pools       tokens/s with 1 to 8 targets, against so many times one, on modelled devices
 telemetry   processor time of records, metrics and traces per round, nothing and everything sampled
 
-Exit code: 0 done (serving, sweep: enable), 1 a problem, 2 wrong usage, 3 keep target-only, 4 not
-comparable, 130 interrupted, with what was measured kept. Ratios are taken within one run.
+Exit code: 0 done (serving, sweep: enable; auto: at least min_dynamic_ratio everywhere), 1 a problem
+(acceptance: more requests failed than max_failed_share), 2 wrong usage, 3 keep target-only (auto:
+below its threshold), 4 not comparable, 130 interrupted, with what was measured kept. Ratios are
+taken within one run.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ from typing import Any
 from specserve.speculation.types import AcceptanceRule
 from specserve.tools.bench import flag_values, flags
 from specserve.tools.bench.agreement import compare_records, read_record
+from specserve.tools.bench.decision import failed_share
 from specserve.tools.bench.options import BenchOptions
-from specserve.tools.bench.record import Record, require_writable
+from specserve.tools.bench.record import Record, Section, require_writable
 from specserve.tools.bench.report import text_of, write_html
 from specserve.tools.bench.signals import cancelled_by_signals
 from specserve.tools.bench.thresholds import Thresholds
@@ -39,10 +41,11 @@ from specserve.tools.terminal import Progress, say, table
 
 Figures = dict[str, float]
 
-FIGURE_SUITES = ("overhead", "engine", "steps", "speedup", "overlap", "pools", "telemetry")
+FIGURE_SUITES = ("overhead", "engine", "steps", "overlap", "pools", "telemetry")
 RECORD_SUITES = ("serving", "acceptance", "auto", "sweep")
 SUITES = (*RECORD_SUITES, *FIGURE_SUITES)
 
+EXIT_PROBLEM = 1
 EXIT_CODES = {"enable": 0, "keep target-only": 3, "not comparable": 4}
 EXIT_INTERRUPTED = 130
 
@@ -86,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
             if name in RECORD_SUITES:
                 code = max(code, asyncio.run(_run_suite(name, options[name], record)))
             else:
-                code = max(code, _run_figures(name, args, options[name], record.figures))
+                code = max(code, _run_figures(name, args, record.figures))
             if code == EXIT_INTERRUPTED:
                 break
     finally:
@@ -127,13 +130,32 @@ async def _run_suite(name: str, options: BenchOptions, record: Record) -> int:
             return EXIT_INTERRUPTED
         finally:
             progress.close()
-    decision = record.sections[-1].decision
-    return 0 if decision is None else EXIT_CODES[decision.verdict]
+    return exit_code(record.sections[-1], options.thresholds)
 
 
-def _run_figures(
-    name: str, args: argparse.Namespace, options: BenchOptions, figures: Figures
-) -> int:
+def exit_code(section: Section, thresholds: Thresholds) -> int:
+    """Return the exit code of a suite that has run to its end."""
+    if section.decision is not None:
+        return EXIT_CODES[section.decision.verdict]
+    if section.suite == "sweep":
+        if section.chosen is None:
+            return EXIT_CODES["not comparable"]
+        is_on = section.chosen.num_speculative_tokens > 0
+        return EXIT_CODES["enable" if is_on else "keep target-only"]
+    if section.suite == "auto":
+        ratios = [None if each.ratio is None else each.ratio.value for each in section.auto]
+        if None in ratios:
+            return EXIT_CODES["not comparable"]
+        is_kept = all(
+            ratio >= thresholds.min_dynamic_ratio for ratio in ratios if ratio is not None
+        )
+        return EXIT_CODES["enable" if is_kept else "keep target-only"]
+    most = 1.0 if thresholds.max_failed_share is None else thresholds.max_failed_share
+    shares = [failed_share(each.summary) for each in section.methods]
+    return EXIT_PROBLEM if any(share > most or share == 1.0 for share in shares) else 0
+
+
+def _run_figures(name: str, args: argparse.Namespace, figures: Figures) -> int:
     if name == "steps":
         from specserve.tools.bench import steps
 
@@ -159,27 +181,10 @@ def _run_figures(
         from specserve.tools.bench.overhead import run_overhead_suite
 
         figures |= asyncio.run(run_overhead_suite())
-    elif name == "engine":
+    else:
         from specserve.tools.bench.engine import run_engine_suite
 
         figures |= asyncio.run(run_engine_suite(args.cache_dir, toy_only=args.toy_only))
-    else:
-        from specserve.tools.bench.speedup import SpeedupOptions, run_speedup_suite
-
-        k = args.num_speculative_tokens
-        figures |= asyncio.run(
-            run_speedup_suite(
-                SpeedupOptions(
-                    prompts=_path(args.prompts),
-                    num_prompts=args.num_prompts,
-                    max_tokens=args.max_tokens or 128,
-                    num_speculative_tokens=flag_values.DEFAULT_K if k is None else k,
-                    temperature=args.temperature,
-                    concurrency=options.pacings[0].concurrency or 1,
-                    cache_dir=args.cache_dir,
-                )
-            )
-        )
     return 0
 
 

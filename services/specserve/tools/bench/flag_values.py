@@ -17,9 +17,6 @@ from specserve.tools.client_access import check_access, key_headers, tls_of
 from specserve.tools.flags import config_from_flags, flags_given
 from specserve.tools.load.arrivals import Pacing
 
-DEFAULT_K = 4
-"""speedup: as before --speculative-config could be given."""
-
 DEFAULT_CONCURRENCY = {"serving": (1,), "auto": (1, 4, 16, 32), "sweep": (1, 2, 4, 8, 16)}
 ACCEPTANCE_CONCURRENCY = (8,)
 MAX_TOKENS = 96

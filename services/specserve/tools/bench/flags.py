@@ -72,7 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--requests-per-wave",
         type=int,
         metavar="N",
-        help="prompts a side runs in one pair (default: the concurrency)",
+        help="prompts a side runs in one pair (default: the concurrency; auto: a multiple of it, "
+        "6 or more)",
     )
     group = parser.add_argument_group("judgement")
     group.add_argument("--thresholds", metavar="FILE", help="JSON object of thresholds")
@@ -118,7 +119,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--auto-config",
         metavar="JSON",
-        help="auto, sweep: keys that make K dynamic (default: the schedule auto)",
+        help="sweep: keys that make K dynamic; auto: keys of the deployment, whose K is dynamic "
+        "(default: the schedule auto)",
     )
     group.add_argument(
         "--static-config",

@@ -17,6 +17,9 @@ from specserve.tools.load.arrivals import Pacing, arrival_offsets
 READ_INTERVAL_S = 0.25
 """Between two looks at the running system: seldom enough to cost it nothing that shows."""
 
+CUT_SHORT = "not answered when the run was cut short"
+"""Error of such a request."""
+
 Decode = Callable[[BenchPrompt], Awaitable[Sample]]
 """Sends one prompt; times count from the call. Raises SpecServeError when it is refused."""
 
@@ -58,8 +61,16 @@ async def run_due(
     *,
     read: Read | None = None,
     on_sample: Callable[[Sample], None] = lambda _: None,
+    on_sent: Callable[[float], None] = lambda _: None,
 ) -> Wave:
-    """Send each prompt when it is due, whatever the answers before it do."""
+    """Send each prompt when it is due, whatever the answers before it do.
+
+    Args:
+        on_sample: told of each request that has ended, in a run that is cancelled those that were
+            under way among them, as failed: were they left out, an overloaded system would seem to
+            keep up.
+        on_sent: told of each request that is sent how late it is, in seconds.
+    """
     began = time.perf_counter()
     late: list[float] = []
 
@@ -67,7 +78,12 @@ async def run_due(
         due = began + offset
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
         late.append(time.perf_counter() - due)
-        sample = await attempt(decode, prompt, due)
+        on_sent(late[-1])
+        try:
+            sample = await attempt(decode, prompt, due)
+        except asyncio.CancelledError:
+            on_sample(failed(_unanswered(prompt), CUT_SHORT))
+            raise
         on_sample(sample)
         return sample
 
@@ -83,8 +99,7 @@ async def attempt(decode: Decode, prompt: BenchPrompt, due: float) -> Sample:
     try:
         sample = await decode(prompt)
     except SpecServeError as error:
-        sent = Sample(prompt.prompt_id, prompt.category, len(prompt.token_ids))
-        return failed(sent, f"{type(error).__name__}: {error}")
+        return failed(_unanswered(prompt), f"{type(error).__name__}: {error}")
     return checked(
         replace(
             sample,
@@ -92,6 +107,10 @@ async def attempt(decode: Decode, prompt: BenchPrompt, due: float) -> Sample:
             e2e_s=sample.e2e_s + late,
         )
     )
+
+
+def _unanswered(prompt: BenchPrompt) -> Sample:
+    return Sample(prompt.prompt_id, prompt.category, len(prompt.token_ids))
 
 
 async def _watched(

@@ -52,7 +52,7 @@ def text_of(record: Record) -> str:
                 lines += ["", f"--- {level.pacing}: {_level_line(level)}"]
                 for make in LEVEL_TABLES:
                     lines += _titled(make(level))
-        lines += [f"note: {note}" for note in section.notes]
+        lines += [f"note: {note}" for note in (*section.notes, *_errors(section))]
         if not section.complete:
             lines.append(f"{section.suite}: cut short; what was measured is kept")
         if section.chosen is not None:
@@ -115,7 +115,8 @@ def _section_html(section: Section) -> list[str]:
         parts.append(_table(figure_rows.decision(section.decision)))
     if section.chosen is not None:
         parts.append(page.paragraph(f"Last verified setting: {section.chosen}."))
-    parts += [page.paragraph(note, "unsure") for note in section.notes]
+    notes = (*section.notes, *_errors(section))
+    parts += [page.paragraph(note, "unsure") for note in notes]
     for drawn in (
         overview_plots(section),
         method_plots(section.methods),
@@ -142,6 +143,21 @@ def _section_html(section: Section) -> list[str]:
             page.paragraph(_TERMS, "faint"),
         ]
     return parts
+
+
+def _errors(section: Section) -> list[str]:
+    """Say what requests failed of: they are in no other figure."""
+    sides = [
+        (f"{level.pacing}, {arm.name}", arm.summary)
+        for level in section.levels
+        for arm in level.arms
+    ]
+    sides += [(each.method, each.summary) for each in section.methods]
+    return [
+        f"{name}: {summary.num_failed} of {summary.num_requests} requests failed: {error}"
+        for name, summary in sides
+        for error in summary.errors
+    ]
 
 
 def _level_line(level: Level) -> str:

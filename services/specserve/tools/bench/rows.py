@@ -184,6 +184,8 @@ def methods(results: Sequence[MethodResult]) -> Table:
     for title, write in counted.items():
         overall = (result.summary.acceptance for result in results)
         rows.append((title, *("-" if each is None else write(each) for each in overall)))
+    counts = ((r.summary.num_failed, r.summary.num_requests) for r in results)
+    rows.append(("failed requests", *(f"{failed} of {all_}" for failed, all_ in counts)))
     header = ("category", *(result.method for result in results))
     return Table("Mean acceptance length (1 + accepted / drafts)", header, tuple(rows))
 

@@ -28,8 +28,14 @@ async def run_serving(options: BenchOptions, record: Record, notify: Notify) -> 
     deployments = [options.deployment(OURS)] if options.starts_services else []
     peers = peers_of(options, next(iter(deployments), None))
     section = record.section("serving")
-    section.thresholds = options.thresholds
-    declare(options.thresholds)
+    thresholds = options.thresholds
+    if not options.starts_services:
+        thresholds = thresholds.model_copy(update={"max_others_cpu_share": None})
+        section.notes.append(
+            "processor time of other programs is not judged: the system measured is one of them"
+        )
+    section.thresholds = thresholds
+    declare(thresholds)
     credit = await padding_credit(options, deployments, notify)
 
     def keep(level: Level) -> None:
@@ -55,7 +61,7 @@ async def run_serving(options: BenchOptions, record: Record, notify: Notify) -> 
             )
             await run_level(arms, prompts, plan, keep, notify)
         ratio = memory_ratio(models_of(stage))
-    section.decision = decide(section.levels, options.thresholds, ratio)
+    section.decision = decide(section.levels, thresholds, ratio)
     section.complete = True
 
 
@@ -92,6 +98,11 @@ def memory_ratio(models: Sequence[ModelFacts]) -> float | None:
 def _peers_at(pacing: Pacing, peers: Sequence[PeerArm], section: Section) -> list[PeerArm]:
     """Leave out the peers that cannot take the load, and say so."""
     able = []
+    if pacing.arrival_rate is not None:
+        section.notes.append(
+            f"{pacing}: both sides bring as many tokens/s as arrive; min_speedup is judged by the "
+            "median time of a request, end to end"
+        )
     for peer in peers:
         if pacing.concurrency is None:
             section.notes.append(f"{peer.name} is left out at {pacing}: it takes no arrivals")

@@ -78,8 +78,10 @@ async def up(
         arms: list[PeerArm] = []
         for spec in peers:
             notify(f"loading {spec.name}", 0.0)
-            typed = spec if target is None else replace(spec, dtype=target.dtype)
-            arms.append(await stack.enter_async_context(running_peer(typed, options.settings)))
+            # Where ours runs, and in its type.
+            if target is not None:
+                spec = replace(spec, dtype=target.dtype, device=target.device)
+            arms.append(await stack.enter_async_context(running_peer(spec, options.settings)))
             notify(f"loading {spec.name}", 1.0)
         if warm:
             await _warm(systems, arms, workload, notify)

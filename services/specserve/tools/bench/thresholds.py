@@ -21,7 +21,8 @@ class Thresholds(Config):
 
     min_speedup: float | None = Field(1.05, gt=0)
     """Lower end of the 95 % interval of tokens/s over the best target-only: one-row or padded
-    steps, whichever is faster."""
+    steps, whichever is faster. At an arrival rate: target-only's median end to end latency over
+    that of speculation."""
     max_ttft_p95_ratio: float | None = Field(1.2, gt=0)
     """Time to first token, p95, over target-only's."""
     max_tpot_p95_ratio: float | None = Field(1.2, gt=0)
@@ -39,7 +40,8 @@ class Thresholds(Config):
     max_tpot_p95_s: float | None = Field(None, gt=0)
     """Time per output token, p95, in seconds."""
     min_dynamic_ratio: float = Field(0.97, gt=0)
-    """sweep: tokens/s of dynamic K over the fixed setting that it would replace."""
+    """sweep: tokens/s of dynamic K over the fixed setting that it would replace; auto: over the
+    better of always on and always off."""
     max_failed_share: float | None = Field(0.0, ge=0, le=1)
     """Failed requests over all, either side."""
     max_half_difference: float = Field(0.1, gt=0)

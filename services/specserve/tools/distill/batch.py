@@ -66,7 +66,7 @@ def make_batch(rows: list[Row], columns: IntArray, settings: TargetSettings) -> 
     ids, probs, overlaps, weights, selected = [], [], [], [], []
     offset = 0
     for row in rows:
-        skip = min(settings.prompt_skip, len(row.prompt))
+        skip = max(1, min(settings.prompt_skip, len(row.prompt)))  # nothing foretells the first
         if not row.is_prompt_sampled:
             skip = len(row.prompt)
         user, answer = row.prompt[skip:], row.answer

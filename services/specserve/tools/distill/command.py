@@ -42,8 +42,8 @@ class DistillConfig:
     """Directory of the draft; checkpoints are kept beside it."""
     text: TextConfig = field(default_factory=TextConfig)
     """What is trained on."""
-    layers: tuple[int, ...] = (0, 1, 29)
-    """Target layers the student starts from."""
+    layers: tuple[int, ...] | None = None
+    """Target layers the student starts from; None: the first two and the last."""
     scratch: ScratchShape | None = None
     """A small student with random weights in their place."""
     draft_vocab_size: int = 12288
@@ -75,7 +75,7 @@ def load_target(config: DistillConfig) -> LlamaForCausalLM:
 
     Raises:
         ModelUnavailable: it is missing.
-        ConfigurationError: its layers or its embedding cannot be a student's.
+        ConfigurationError: it is of a family that is not distilled.
     """
     if not (config.target / "config.json").is_file():
         raise ModelUnavailable(f"{config.target / 'config.json'} is missing")
@@ -83,12 +83,23 @@ def load_target(config: DistillConfig) -> LlamaForCausalLM:
     if kind != "llama":
         raise ConfigurationError(f"{config.target} is a {kind} model; only llama can be distilled")
     target = LlamaForCausalLM.from_pretrained(config.target, dtype=torch.bfloat16)
+    return target
+
+
+def layers_of(config: DistillConfig, target: LlamaForCausalLM) -> tuple[int, ...]:
+    """Return the layers to take.
+
+    Raises:
+        ConfigurationError: the target does not have them.
+    """
     count = target.config.num_hidden_layers
+    if config.layers is None:
+        return tuple(sorted({0, min(1, count - 1), count - 1}))
     if not config.layers or not all(0 <= layer < count for layer in config.layers):
         raise ConfigurationError(
-            f"layers {config.layers} asked for, {config.target} has 0 to {count - 1}"
+            f"--layers {','.join(map(str, config.layers))}: {config.target} has 0 to {count - 1}"
         )
-    return target
+    return config.layers
 
 
 def distill(config: DistillConfig, progress: Callable[[str], None]) -> DistillReport:
@@ -102,10 +113,11 @@ def distill(config: DistillConfig, progress: Callable[[str], None]) -> DistillRe
     torch.set_num_threads(config.num_threads)
     torch.manual_seed(config.train.seed)
     target = load_target(config)
+    layers = () if config.scratch else layers_of(config, target)
     student = (
         scratch_student(target, config.scratch, config.train.seed)
         if config.scratch
-        else init_student(target, config.layers)
+        else init_student(target, layers)
     )
     del target
     student.to(device)  # type: ignore[arg-type] # transformers wraps it without its types
@@ -115,10 +127,14 @@ def distill(config: DistillConfig, progress: Callable[[str], None]) -> DistillRe
     vocab = text.frequent_token_ids(config.draft_vocab_size, special_ids(config.target))
     checkpoint = config.output.with_name(config.output.name + ".checkpoint.pt")
     trainer = Trainer(student, text, vocab, config.train, checkpoint, progress)
+    progress(
+        f"{len(trainer.train_rows)} rows to train on, {len(trainer.held_rows)} held out, "
+        f"{trainer.num_left_out} left out that begin like one of these"
+    )
     if trainer.resume():
         progress(f"resumed at step {trainer.step}")
     curve = trainer.train()
-    _write_student(config, student, vocab, _recipe(config, text, text_path, trainer))
+    _write_student(config, student, vocab, _recipe(config, layers, text, text_path, trainer))
     return DistillReport(config.output, trainer.step, len(vocab), curve)
 
 
@@ -130,7 +146,11 @@ def special_ids(target: Path) -> tuple[int, ...]:
 
 
 def _recipe(
-    config: DistillConfig, text: DistillText, text_path: Path, trainer: Trainer
+    config: DistillConfig,
+    layers: tuple[int, ...],
+    text: DistillText,
+    text_path: Path,
+    trainer: Trainer,
 ) -> dict[str, object]:
     marker = read_marker(config.target)
     files = [*config.text.files, *([text_path] if text_path.is_file() else [])]
@@ -140,7 +160,8 @@ def _recipe(
         "num_rows": len(text.rows),
         "num_answer_tokens": text.num_answer_tokens,
         "num_held_out_rows": len(trainer.held_rows),
-        "layers": None if config.scratch else list(config.layers),
+        "num_left_out_rows": trainer.num_left_out,
+        "layers": list(layers) or None,
         "train": asdict(config.train),
         "num_threads": config.num_threads,
         "torch": str(torch.__version__),

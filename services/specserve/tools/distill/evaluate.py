@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from transformers import LlamaForCausalLM
 
+from specserve.errors import ModelUnavailable
 from specserve.model.draft_package import VOCAB_FILE
 from specserve.tools.distill.batch import TargetSettings, column_of, make_batch
 from specserve.tools.distill.student import PACKED_ATTENTION, hidden_states
@@ -171,7 +172,14 @@ def tokens_per_round(matches: Sequence[npt.NDArray[np.bool_]]) -> float:
 
 
 def validate_folder(draft: Path, text: DistillText, held_out_every: int) -> Validation:
-    """Measure a draft's directory, head cut as its `draft_vocab.json` says, on held-out rows."""
+    """Measure a draft's directory, head cut as its `draft_vocab.json` says, on held-out rows.
+
+    Raises:
+        ModelUnavailable: it is no draft that `specserve distill` wrote.
+    """
+    for name in ("config.json", VOCAB_FILE):
+        if not (draft / name).is_file():
+            raise ModelUnavailable(f"--validate: {draft / name} is missing")
     student = LlamaForCausalLM.from_pretrained(
         draft, dtype=torch.float32, attn_implementation=PACKED_ATTENTION
     )

@@ -62,7 +62,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_fields(text, SampleConfig(), _SAMPLE_FLAGS)
     _add_fields(text, TextConfig(), ("rows_at_once",))
     student = parser.add_argument_group("student")
-    student.add_argument("--layers", default="0,1,29", help="target layers to start from")
+    student.add_argument(
+        "--layers",
+        metavar="N,N,...",
+        help="target layers to start from (default: the first two and the last)",
+    )
     student.add_argument(
         "--scratch",
         metavar="LAYERSxHIDDEN",
@@ -94,12 +98,14 @@ def _add_fields(group: argparse._ArgumentGroup, config: object, names: Sequence[
         group.add_argument(as_flag(name), type=type(default), default=default, help=docs[name])
 
 
-def parse_layers(given: str) -> tuple[int, ...]:
+def parse_layers(given: str | None) -> tuple[int, ...] | None:
     """Read `0,1,29`.
 
     Raises:
         ConfigurationError: it is not a list of whole numbers.
     """
+    if given is None:
+        return None
     try:
         return tuple(int(layer) for layer in given.split(","))
     except ValueError as error:

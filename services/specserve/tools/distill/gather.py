@@ -10,13 +10,15 @@ from pathlib import Path
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from specserve.errors import ConfigurationError, ModelUnavailable
+from specserve.model.hf_tokenizer import eos_token_ids
 from specserve.tools.distill.generate import Generator
-from specserve.tools.distill.prompts import cut_corpus, read_given
+from specserve.tools.distill.prompts import GivenText, cut_corpus, read_given
 from specserve.tools.distill.sample import (
     Prompt,
     SampleConfig,
     Template,
     TextMaker,
+    chat_text,
     read_template,
 )
 from specserve.tools.distill.text import DistillText, join_texts, load_text
@@ -74,7 +76,10 @@ def _make_text(
     progress: Callable[[str], None],
 ) -> DistillText:
     tokenizer = AutoTokenizer.from_pretrained(target)
-    template = read_template(tokenizer, frozenset({int(tokenizer.eos_token_id)}))
+    stop_ids = frozenset(eos_token_ids(target, tokenizer))
+    # A base model has no template, and a corpus needs none.
+    has_chats = bool(num_invented or config.prompts)
+    template = read_template(tokenizer, stop_ids) if has_chats else Template([], [], stop_ids)
     sample = replace(config.sample, num_rows=num_invented)
     prompts = _prompts(config.prompts, tokenizer, template) if config.prompts else []
     stretches = (
@@ -82,18 +87,12 @@ def _make_text(
         if config.corpus
         else []
     )
-    longest = max(
-        len(template.around(())) + sample.max_user_tokens,
-        sample.corpus_tokens,
-        *(len(prompt.token_ids) for prompt in prompts),
-    )
-    generator = Generator(
-        target,
-        template.stop_ids,
-        config.rows_at_once,
-        longest + sample.max_answer_tokens,
-        device,
-    )
+    asked = [len(prompt.token_ids) for prompt in prompts]
+    if num_invented:
+        asked.append(len(template.around(())) + sample.max_user_tokens)
+    whole = [length + sample.max_answer_tokens for length in asked]
+    longest = max([*whole, *map(len, stretches)])
+    generator = Generator(target, template.stop_ids, config.rows_at_once, longest, device)
     maker = TextMaker(generator, path, sample, progress)
     maker.invent(template)
     maker.answer(prompts)
@@ -104,10 +103,16 @@ def _make_text(
 def _prompts(path: Path, tokenizer: PreTrainedTokenizerBase, template: Template) -> list[Prompt]:
     given = read_given(path, ("prompt", "turns", "messages", "question"))
     return [
-        Prompt(
-            template.around(tokenizer.encode(record.text, add_special_tokens=False)),
-            is_sampled=False,
-            kind=record.kind,
-        )
+        Prompt(_prompt_ids(record, tokenizer, template), is_sampled=False, kind=record.kind)
         for record in given
     ]
+
+
+def _prompt_ids(
+    record: GivenText, tokenizer: PreTrainedTokenizerBase, template: Template
+) -> tuple[int, ...]:
+    if not record.system:
+        return template.around(tokenizer.encode(record.text, add_special_tokens=False))
+    turns = [("system", record.system), ("user", record.text)]
+    text = chat_text(tokenizer, [{"role": role, "content": said} for role, said in turns])
+    return tuple(tokenizer.encode(text, add_special_tokens=False))

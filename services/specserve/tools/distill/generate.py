@@ -109,7 +109,10 @@ class Generator:
         self._tables = [blocks[i * per_row : (i + 1) * per_row] for i in range(num_rows)]
         self._longest = longest
         self._held: list[tuple[int, ...]] = [()] * num_rows
-        self._stop_ids = stop_ids
+        self.stop_ids = stop_ids
+        """Ids that end an answer."""
+        self.fingerprint = self._runner.info.weights_fingerprint
+        """Of the target's weights."""
         self._random = torch.Generator().manual_seed(0)
         self.num_generated = 0
         """Answer tokens so far."""
@@ -201,7 +204,7 @@ class Generator:
         question = row.question
         if len(row.answer) >= question.max_tokens:
             return True
-        return not question.ignore_stop and row.answer[-1] in self._stop_ids
+        return not question.ignore_stop and row.answer[-1] in self.stop_ids
 
 
 def _answer(row: _Row) -> Answer:

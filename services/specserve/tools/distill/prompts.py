@@ -22,21 +22,24 @@ class GivenText:
     """A user's words, or a piece of a corpus."""
     kind: str
     """The record's `category` or `kind`; empty when it has none."""
+    system: str = ""
+    """What a conversation says before the user's first words; empty when it says nothing."""
 
 
 def read_given(path: Path, keys: tuple[str, ...]) -> list[GivenText]:
     """Read a file: JSON Lines if its name ends in `.jsonl`, else one record a line.
 
     Args:
-        keys: the key of a JSON object that holds its text, tried in this order; a list (turns of
-            a conversation) counts with its first entry.
+        keys: the key of a JSON object that holds its text, tried in this order; of a list (turns of
+            a conversation) the user's first words count, and what the system says before them.
 
     Raises:
         ModelUnavailable: the file is missing.
         ConfigurationError: a line is not what was promised; the message names it.
     """
     try:
-        lines = path.read_text("utf-8").splitlines()
+        # JSON may hold what else ends a line, such as U+2028.
+        lines = path.read_text("utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ModelUnavailable(f"{path}: {error}") from error
     is_json = path.suffix == ".jsonl"
@@ -60,14 +63,34 @@ def _record(line: str, keys: tuple[str, ...], where: str) -> GivenText:
     if not isinstance(record, dict):
         raise ConfigurationError(f"{where}: an object or a string is wanted")
     for key in keys:
-        value = record.get(key)
-        if isinstance(value, list) and value:
-            value = value[0]
-        if isinstance(value, dict):  # a message of a chat
-            value = value.get("content")
-        if isinstance(value, str) and value.strip():
-            return GivenText(value, str(record.get("category") or record.get("kind") or ""))
+        text, system = _first_turn(record.get(key))
+        if text.strip():
+            kind = str(record.get("category") or record.get("kind") or "")
+            return GivenText(text, kind, system)
     raise ConfigurationError(f"{where} has text under none of the keys {', '.join(keys)}")
+
+
+def _first_turn(value: object) -> tuple[str, str]:
+    """Return the user's first words, and those of the system before them; "" is none."""
+    system = ""
+    for entry in value if isinstance(value, list) else [value]:
+        if not isinstance(entry, dict):
+            return (entry if isinstance(entry, str) else ""), system
+        role, text = entry.get("role", "user"), _content(entry.get("content"))
+        if role == "user":
+            return text, system
+        if role in _SYSTEM_ROLES:
+            system = f"{system}\n\n{text}" if system else text
+    return "", system
+
+
+def _content(content: object) -> str:
+    """Return the text of a message, which may come in parts."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    texts = [part.get("text") for part in parts if isinstance(part, dict)]
+    return "".join(text for text in texts if isinstance(text, str))
 
 
 def cut_corpus(
@@ -91,3 +114,4 @@ def cut_corpus(
 
 
 _SHORTEST = 8
+_SYSTEM_ROLES = ("system", "developer")

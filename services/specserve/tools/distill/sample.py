@@ -8,12 +8,14 @@ generator and a tokenizer; knows no student.
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from specserve.errors import ConfigurationError
 from specserve.tools.distill.generate import Generator, Question
 from specserve.tools.distill.text import DistillText, Row, load_text, save_text
 
@@ -74,18 +76,38 @@ class Prompt:
 
 
 def read_template(tokenizer: PreTrainedTokenizerBase, stop_ids: frozenset[int]) -> Template:
-    """Cut the tokenizer's chat template around the user's words."""
-    text = str(
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": _MARK}], add_generation_prompt=True, tokenize=False
-        )
+    """Cut the tokenizer's chat template around the user's words.
+
+    Raises:
+        ConfigurationError: it has none, or none that repeats the user's words as they are.
+    """
+    before, found, after = chat_text(tokenizer, [{"role": "user", "content": _MARK}]).partition(
+        _MARK
     )
-    before, after = text.split(_MARK)
+    if not found:
+        raise ConfigurationError("the chat template changes a user's words: it cannot be cut there")
     return Template(
         before_user=list(tokenizer.encode(before, add_special_tokens=False)),
         after_user=list(tokenizer.encode(after, add_special_tokens=False)),
         stop_ids=stop_ids,
     )
+
+
+def chat_text(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]]) -> str:
+    """Render a conversation up to where the answer begins.
+
+    Raises:
+        ConfigurationError: the tokenizer has no chat template, or it refuses the messages.
+    """
+    try:
+        return str(
+            tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        )
+    except (TemplateError, ValueError, TypeError, KeyError) as error:
+        text = str(error).partition("\n")[0]
+        raise ConfigurationError(
+            f"the target's chat template: {text}; without one, --corpus or --text is what is left"
+        ) from error
 
 
 def user_turns(
@@ -173,6 +195,9 @@ class TextMaker:
         self._progress = progress
         self._parts = path.with_name(path.name + ".parts")
         self._rows: list[Row] = []
+        how = replace(config, num_rows=0, rows_per_part=0)
+        self._origin = f"{generator.fingerprint} {sorted(generator.stop_ids)} {how}"
+        """What decides the answers to a prompt."""
 
     def invent(self, template: Template) -> None:
         """Let the target ask and answer itself `num_rows` times."""
@@ -184,12 +209,13 @@ class TextMaker:
             )
             return answer_rows(self._generator, asked, config, first)
 
-        self._make("seed", config.num_rows, make)
+        self._make("invented", (template.before_user, template.after_user), config.num_rows, make)
 
     def answer(self, prompts: Sequence[Prompt]) -> None:
         """Answer given prompts, one row each."""
         self._make(
-            f"prompts{_digest([p.token_ids for p in prompts])}-seed",
+            "prompts",
+            [p.token_ids for p in prompts],
             len(prompts),
             lambda first, count: answer_rows(
                 self._generator, prompts[first : first + count], self._config, first
@@ -199,7 +225,8 @@ class TextMaker:
     def score(self, stretches: Sequence[tuple[int, ...]]) -> None:
         """Score stretches of a corpus, one row each."""
         self._make(
-            f"corpus{_digest(stretches)}-seed",
+            "corpus",
+            stretches,
             len(stretches),
             lambda first, count: score_rows(self._generator, stretches[first : first + count]),
         )
@@ -210,18 +237,21 @@ class TextMaker:
         save_text(self._path, text)
         return text
 
-    def _make(self, name: str, num_rows: int, make: Callable[[int, int], DistillText]) -> None:
+    def _make(
+        self,
+        name: str,
+        prompts: Sequence[Sequence[int]],
+        num_rows: int,
+        make: Callable[[int, int], DistillText],
+    ) -> None:
+        # Parts of other prompts, another model or other settings are not taken for its own.
+        text = json.dumps([self._origin, prompts]).encode()
+        digest = hashlib.sha256(text).hexdigest()[:12]
         self._parts.mkdir(parents=True, exist_ok=True)
         for first in range(0, num_rows, self._config.rows_per_part):
             count = min(self._config.rows_per_part, num_rows - first)
-            part = self._parts / f"{name}{self._config.seed}-row{first:07d}-{count}.npz"
+            part = self._parts / f"{name}-{digest}-row{first:07d}-{count}.npz"
             if not part.exists():
                 save_text(part, make(first, count))
             self._rows.extend(load_text(part).rows)
             self._progress(f"{first + count}/{num_rows} rows of {self._path.name}")
-
-
-def _digest(prompts: Sequence[tuple[int, ...]]) -> str:
-    """Name a list of prompts, so that parts of another list are not taken for its own."""
-    text = json.dumps(prompts).encode()
-    return hashlib.sha256(text).hexdigest()[:8]

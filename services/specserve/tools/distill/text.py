@@ -3,6 +3,8 @@
 Knows the arrays and how rows are cut into training batches; knows no model.
 """
 
+import hashlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,8 @@ IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
 _SAME_START = 64
 """Prompts that share this many tokens after the common part are on the same passage."""
+_FEW_ROWS, _FEW_SHARE = 8, 0.05
+"""A start that more rows and a larger share of them have is a preamble and no passage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +54,8 @@ class DistillText:
 
     @property
     def common_prefix_length(self) -> int:
-        """Count the leading prompt tokens that every row shares (the system part)."""
-        first = self.rows[0].prompt
-        length = len(first) - 1
-        for row in self.rows[1:]:
-            length = min(length, len(row.prompt) - 1)
-            differs = np.flatnonzero(row.prompt[:length] != first[:length])
-            if len(differs):
-                length = int(differs[0])
-        return length
+        """Count the leading tokens that all prompts of the target's own share (the system part)."""
+        return _common_prefix([row.prompt for row in self.rows if row.is_prompt_sampled])
 
     def frequent_token_ids(self, size: int, special_ids: tuple[int, ...]) -> tuple[int, ...]:
         """List the `size` most frequent ids of answers and first guesses, plus `special_ids`."""
@@ -72,21 +69,46 @@ class DistillText:
         """Split row numbers into training and held-out ones.
 
         Every `every`-th pair of rows is held out, and rows that begin like one of them (several
-        questions on one passage) are in neither part.
+        questions on one passage) are in neither part. What very many rows begin with is no passage.
         """
-        reach = self.common_prefix_length + _SAME_START
-
-        def start(row: Row) -> bytes | None:
-            return row.prompt[:reach].tobytes() if len(row.prompt) > reach else None
-
-        held = tuple(i for i in range(len(self.rows)) if (i // 2) % every == 0)
-        seen = {start(self.rows[i]) for i in held} - {None}
+        # A stretch of a corpus has a prompt of one token.
+        prompts = [row.prompt for row in self.rows if len(row.prompt) > 1]
+        reach = _common_prefix(prompts) + _SAME_START
+        starts = [
+            row.prompt[:reach].tobytes() if len(row.prompt) > reach else None for row in self.rows
+        ]
+        few = max(_FEW_ROWS, _FEW_SHARE * len(starts))
+        passages = {start for start, count in Counter(starts).items() if start and count <= few}
+        held = tuple(i for i in range(len(starts)) if (i // 2) % every == 0)
+        seen = passages.intersection(start for i in held if (start := starts[i]) is not None)
         train = tuple(
-            i
-            for i in range(len(self.rows))
-            if (i // 2) % every != 0 and start(self.rows[i]) not in seen
+            i for i, start in enumerate(starts) if (i // 2) % every != 0 and start not in seen
         )
         return train, held
+
+    def digest(self) -> str:
+        """Hash everything that is trained on; hex SHA-256."""
+        digest = hashlib.sha256()
+        for row in self.rows:
+            for array in (row.prompt, row.answer, row.top_ids, row.top_logprobs):
+                digest.update(f"{array.shape} {array.dtype}".encode())
+                digest.update(np.ascontiguousarray(array).tobytes())
+            digest.update(f"{row.is_greedy} {row.is_prompt_sampled}".encode())
+        return digest.hexdigest()
+
+
+def _common_prefix(prompts: Sequence[IntArray]) -> int:
+    """Count the leading tokens that all prompts share; the last of a prompt is never among them."""
+    if not prompts:
+        return 0
+    first = prompts[0]
+    length = len(first) - 1
+    for prompt in prompts[1:]:
+        length = min(length, len(prompt) - 1)
+        differs = np.flatnonzero(prompt[:length] != first[:length])
+        if len(differs):
+            length = int(differs[0])
+    return length
 
 
 def load_text(path: Path) -> DistillText:

@@ -3,8 +3,11 @@
 Knows student, batches and loss; knows no target and no package file.
 """
 
+import hashlib
 import itertools
+import json
 import math
+import pickle
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -15,6 +18,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from specserve.errors import ConfigurationError
 from specserve.tools.distill.batch import Batch, TargetSettings, column_of, make_batch
 from specserve.tools.distill.evaluate import Validation, validate
 from specserve.tools.distill.loss import distillation_loss
@@ -22,9 +26,13 @@ from specserve.tools.distill.optimiser import make_optimisers
 from specserve.tools.distill.recipe import CurvePoint, TrainConfig, rate_at
 from specserve.tools.distill.student import hidden_states
 from specserve.tools.distill.text import DistillText, IntArray, Row, batches
+from specserve.tools.flags import as_flag
 
 PROGRESS_EVERY = 20
 """Steps between progress lines."""
+
+
+_MAY_CHANGE = ("num_steps", "validate_every", "checkpoint_every")
 
 
 class Trainer:
@@ -45,9 +53,15 @@ class Trainer:
         self.elapsed_s = 0.0
         self.curve: list[CurvePoint] = []
         self.train_rows, self.held_rows = text.held_out(config.held_out_every)
+        if not self.train_rows:
+            raise ConfigurationError(
+                f"--held-out-every {config.held_out_every}: of {len(text.rows)} rows "
+                f"{len(self.held_rows)} are held out and none is left to train on"
+            )
         self._losses: list[float] = []
         self._average: dict[str, Tensor] = {}
         self._num_averaged = 0
+        self._made_from = _made_from(student, text, vocab, config)
         trained = [p for p in student.parameters() if p.requires_grad]
         self._trained = trained
         weight = student.lm_head.weight
@@ -66,6 +80,11 @@ class Trainer:
             config.prompt_weight,
             text.common_prefix_length,
         )
+
+    @property
+    def num_left_out(self) -> int:
+        """Rows that are neither trained on nor held out."""
+        return len(self.text.rows) - len(self.train_rows) - len(self.held_rows)
 
     def _head(self, step: int) -> tuple[Tensor, float]:
         """Return head rows (the cut head, then drawn negative ids) and the latter's shift."""
@@ -118,6 +137,7 @@ class Trainer:
         part = self.checkpoint.with_suffix(".part")
         torch.save(
             {
+                "made_from": self._made_from,
                 "step": self.step,
                 "elapsed_s": self.elapsed_s,
                 "losses": self._losses,
@@ -133,10 +153,26 @@ class Trainer:
         part.replace(self.checkpoint)
 
     def resume(self) -> bool:
-        """Load the checkpoint if there is one; return whether there was."""
+        """Load the checkpoint if there is one; return whether there was.
+
+        Raises:
+            ConfigurationError: it cannot be read, or is of another run; says what differs.
+        """
         if not self.checkpoint.exists():
             return False
-        saved = torch.load(self.checkpoint, map_location=self._device, weights_only=True)
+        try:
+            saved = torch.load(self.checkpoint, map_location=self._device, weights_only=True)
+        except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
+            raise ConfigurationError(
+                f"{self.checkpoint} cannot be read ({error}); remove it to begin anew"
+            ) from error
+        made_from = saved.get("made_from", {})
+        others = [name for name, value in self._made_from.items() if made_from.get(name) != value]
+        if others:
+            raise ConfigurationError(
+                f"{self.checkpoint} is of another run: {', '.join(others)} differ; choose another "
+                "--output, or remove it to begin anew"
+            )
         self.student.load_state_dict(saved["weights"], strict=False)
         for optimiser, state in zip(self._optimisers, saved["optimisers"], strict=True):
             optimiser.load_state_dict(state)
@@ -194,3 +230,24 @@ class Trainer:
             if self.step % config.checkpoint_every == 0 or self.step == end:
                 self.save()
         return tuple(self.curve)
+
+
+def _made_from(
+    student: LlamaForCausalLM, text: DistillText, vocab: tuple[int, ...], config: TrainConfig
+) -> dict[str, str]:
+    """Describe what decides the weights, by names that a user knows.
+
+    The number of steps is not among it: a run can be lengthened.
+    """
+    recipe = {name: v for name, v in asdict(config).items() if name not in _MAY_CHANGE}
+    start = hashlib.sha256()
+    for name, weight in student.named_parameters():
+        if weight.requires_grad:
+            start.update(f"{name} {tuple(weight.shape)}".encode())
+            start.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return {
+        "the target, --layers or --scratch": start.hexdigest(),
+        "the text": text.digest(),
+        "--draft-vocab-size": hashlib.sha256(json.dumps(vocab).encode()).hexdigest(),
+        **{as_flag(name): str(value) for name, value in recipe.items()},
+    }

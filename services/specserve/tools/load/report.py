@@ -49,8 +49,8 @@ class LoadRecord:
         self.save()
 
     def keeps(self, step: LoadStep) -> bool:
-        """Say whether a rate kept the objectives."""
-        return step.attainment.share >= self.wanted_share
+        """Say whether a rate kept the objectives, to its end."""
+        return step.complete and step.attainment.share >= self.wanted_share
 
     @property
     def highest_rate(self) -> float | None:

@@ -98,6 +98,7 @@ class Generator:
         prompts = [self._prompt(next(self._numbers)) for _ in offsets]
         self._most_in_flight = 0
         come: list[Sample] = []
+        late: list[float] = []
         loop = asyncio.get_running_loop()
         began = loop.time()
         wave: Wave | None = None
@@ -108,10 +109,15 @@ class Generator:
 
         try:
             wave = await run_due(
-                self._decode, prompts, offsets, read=self._client.read, on_sample=on_sample
+                self._decode,
+                prompts,
+                offsets,
+                read=self._client.read,
+                on_sample=on_sample,
+                on_sent=late.append,
             )
         finally:
-            partial = Wave(tuple(come), loop.time() - began)
+            partial = Wave(tuple(come), loop.time() - began, late_s=tuple(late))
             got = partial if wave is None else wave
             keep(self._step_of(rate, got, objectives, complete=wave is not None))
 
