@@ -65,7 +65,7 @@ def follow(pair: Pair, ks: Sequence[int], num_steps: int = 3) -> list[int]:
     done: list[int] = []
     schedule = itertools.cycle(ks)
 
-    def choose(controller, load, max_k, most, now, *, is_first):
+    def choose(controller, load, max_k, most, now, *, is_first, is_ahead):
         done.append(next(schedule))
         return Choice(done[-1], Reason.BEST, num_steps)
 

@@ -25,7 +25,7 @@ def is_compiled() -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "dtype", "num_prompts"), [("draft_model", "float32", 5), ("cascade", "auto", 4)]
+    ("method", "dtype", "num_prompts"), [("draft_model", "float32", 3), ("cascade", "auto", 3)]
 )
 async def test_the_embedded_pair_says_the_same_with_speculation_on_and_off(
     method: SpeculativeMethod, dtype: DType, num_prompts: int

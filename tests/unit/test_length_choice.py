@@ -174,11 +174,9 @@ def test_warming_up_goes_on_although_rounds_come_to_nothing():
             pool.close(controller)
 
 
-def test_the_prompt_s_round_looks_at_nothing():
-    """Its time tells nothing of decode-ahead, and a draft that is wanted reads the prompt in it."""
-    pool = LengthPool(0.0)
-    acceptance = PoolAcceptance()
-    load = Load(1, 1, 0)
+def knowing_pool(acceptance):
+    """Make a pool of one session whose drafts are all accepted."""
+    pool, load = LengthPool(0.0), Load(1, 1, 0)
     drafting = RoundTiming(4, 0.030, 0.008, 0.0, 0.008, 1, 0, 0.0, 0.020, 5)
     controller = pool.open(acceptance, 1, 4, 0.0)
     for number in range(40):
@@ -186,6 +184,25 @@ def test_the_prompt_s_round_looks_at_nothing():
         pool.choose(controller, load, 4, 16, at)
         pool.observe_plain(controller, PlainTiming(4, 0.084, 0.021, ((1, 0.02),) * 4), 0.0, at)
         pool.observe_round(controller, drafting, 4, 4, load, at)
+    return pool
+
+
+def test_a_probe_that_is_only_foreseen_is_not_begun():
+    """What is chosen a round ahead may never be done: it must not count as a look."""
+    acceptance = PoolAcceptance()
+    pool, load, later = knowing_pool(acceptance), Load(1, 1, 0), 1000.0
+    pool.budget.accrue(1000, later)
+    controller = pool.open(acceptance, 1, 4, later)
+    for _ in range(3):
+        assert pool.choose(controller, load, 4, 16, later, is_ahead=True).reason is Reason.PROBE
+    assert pool.choose(controller, load, 4, 16, later).reason is Reason.PROBE
+    assert pool.choose(controller, load, 4, 16, later) == Choice(4, Reason.BEST)
+
+
+def test_the_prompt_s_round_looks_at_nothing():
+    """Its time tells nothing of decode-ahead, and a draft that is wanted reads the prompt in it."""
+    acceptance = PoolAcceptance()
+    pool, load = knowing_pool(acceptance), Load(1, 1, 0)
     later = 1000.0
     pool.budget.accrue(1000, later)
     first = pool.open(acceptance, 1, 4, later)

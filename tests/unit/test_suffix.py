@@ -5,7 +5,7 @@ import random
 import pytest
 
 from specserve.speculation.guess import NO_GUESS, Guess
-from specserve.speculation.past_outputs import PastOutputs
+from specserve.speculation.past_outputs import PIECE, PastOutputs
 from specserve.speculation.suffix import SuffixGuesser, SuffixParams
 from specserve.speculation.suffix_automaton import SuffixAutomaton
 
@@ -151,7 +151,7 @@ class TestPastOutputs:
     def test_outputs_go_to_their_own_tenant_only(self):
         """What one tenant said is no guess for another, nor for the common one."""
         past = PastOutputs(10, 1000, 24)
-        past.add(b"one", (1, 0), [1, 2, 3, 4])
+        list(past.add(b"one", (1, 0), [1, 2, 3, 4]))
         for salt, expected in ((b"one", (3, 4)), (b"two", ()), (b"", ())):
             guesser = SuffixGuesser(PARAMS, lambda salt=salt: past.of(salt, None))
             guesser.append([1, 2])
@@ -160,13 +160,26 @@ class TestPastOutputs:
     def test_an_output_of_the_same_draws_is_left_out(self):
         """Its uniforms would decide about their own work; the rest of its tenant's too, then."""
         past = PastOutputs(4, 1000, 24)
-        past.add(b"", (1, 0), [1, 2, 3])
-        past.add(b"", (2, 0), [4, 5, 6])
+        list(past.add(b"", (1, 0), [1, 2, 3]))
+        list(past.add(b"", (2, 0), [4, 5, 6]))
         assert len(past.of(b"", None)) == 1
         assert past.of(b"", (1, 0)) == []
         assert len(past.of(b"", (1, 1))) == 1
-        past.add(b"", (1, 0), [1, 2, 3])
+        list(past.add(b"", (1, 0), [1, 2, 3]))
         assert [outputs.num_tokens for outputs in past.of(b"", (2, 0))] == [3]
+
+    def test_a_long_output_is_taken_in_by_pieces(self):
+        """Others get their turn; one that is broken off ends there, and is no text's beginning."""
+        past = PastOutputs(4, 10_000, 24)
+        pieces = past.add(b"", (1, 0), [number % 7 for number in range(3 * PIECE)])
+        next(pieces)
+        assert past.num_tokens == PIECE
+        assert past.of(b"", (1, 0)) == [], "its draws are known from its first token on"
+        pieces.close()
+        assert len(list(past.add(b"", (2, 0), [8, 9]))) == 0
+        guesser = SuffixGuesser(PARAMS, lambda: past.of(b"", None))
+        guesser.append([(PIECE - 1) % 7, 8])
+        assert guesser.guess(1).token_ids == (9,)
 
     @pytest.mark.parametrize(("max_outputs", "max_tokens"), [(1, 1), (1, 50), (7, 90), (40, 64)])
     def test_the_bounds_hold_whatever_comes(self, max_outputs, max_tokens):
@@ -175,7 +188,7 @@ class TestPastOutputs:
         past = PastOutputs(max_outputs, max_tokens, 8)
         for number in range(1000):
             salt = bytes([chance.randrange(5)])
-            past.add(salt, (number, 0), [chance.randrange(9)] * chance.randrange(1, 120))
+            list(past.add(salt, (number, 0), [chance.randrange(9)] * chance.randrange(1, 120)))
             assert past.num_outputs <= max_outputs
             assert past.num_tokens <= max_tokens
             assert past.of(salt, None), "the newest output is kept"
@@ -185,9 +198,9 @@ class TestPastOutputs:
     def test_the_tenant_that_was_idle_longest_goes_first(self):
         past = PastOutputs(3, 1000, 24)
         for salt in (b"a", b"b", b"c"):
-            past.add(salt, (1, 0), [1, 2, 3])
+            list(past.add(salt, (1, 0), [1, 2, 3]))
         past.of(b"a", None)
-        past.add(b"d", (1, 0), [1, 2, 3])
+        list(past.add(b"d", (1, 0), [1, 2, 3]))
         assert [bool(past.of(salt, None)) for salt in (b"a", b"b", b"c", b"d")] == [
             True,
             False,
@@ -199,7 +212,7 @@ class TestPastOutputs:
         """The newest outputs, whole: 8 of at most 16 are always there."""
         past = PastOutputs(16, 10_000, 24)
         for number in range(100):
-            past.add(b"", (number, 0), [1000 + number, 2000 + number])
+            list(past.add(b"", (number, 0), [1000 + number, 2000 + number]))
             for known in range(max(0, number - 7), number + 1):
                 guesser = SuffixGuesser(PARAMS, lambda: past.of(b"", None))
                 guesser.append([1000 + known])
@@ -207,5 +220,5 @@ class TestPastOutputs:
 
     def test_zero_keeps_none(self):
         past = PastOutputs(0, 1000, 24)
-        past.add(b"", (1, 0), [1, 2, 3])
+        list(past.add(b"", (1, 0), [1, 2, 3]))
         assert past.of(b"", None) == []

@@ -65,8 +65,13 @@ class Cascade:
 
     @property
     def num_behind(self) -> int:
-        """Committed tokens that either lacks, beyond what the draft may lag while it sits out."""
-        lag = self._draft.num_behind
+        """Committed tokens that either lacks, beyond what the draft may lag while it sits out.
+
+        A draft that is not there, or whose context the text has outgrown, will take in nothing.
+        """
+        limit = self._draft.max_model_len
+        takes = self.link is not None and not 0 < limit <= self._state.committed_length
+        lag = self._draft.num_behind if takes else 0
         return max(lag if lag > MAX_DRAFT_LAG else 0, self._suffix.num_behind)
 
     @property
@@ -96,11 +101,13 @@ class Cascade:
             drafted = self._suffix.as_drafted(guess, began)
             self._send_what_the_draft_lacks(traceparent)
             return drafted
-        k = self._state.plan_num_speculative_tokens(self._draft.max_model_len)
-        k = min(k, num_speculative_tokens)
         drafted = NOTHING_DRAFTED
-        if k > 0 and self._draft.ready():
-            drafted = await self._draft.propose(k, traceparent)
+        if self._draft.ready():
+            k = self._state.plan_num_speculative_tokens(self._draft.max_model_len)
+            if k > 0:
+                drafted = await self._draft.propose(min(k, num_speculative_tokens), traceparent)
+            else:
+                self._draft.rest()
         if drafted.proposal.draft_token_ids or not guess.token_ids:
             return drafted
         # The draft is lost, late or busy, and what it may have drawn was not seen.
@@ -110,6 +117,10 @@ class Cascade:
         """Tell both what was committed."""
         self._draft.settle()
         self._suffix.settle()
+
+    def rest(self) -> None:
+        """Free the draft's session."""
+        self._draft.rest()
 
     def close(self) -> None:
         """Free the draft's session, and the text."""

@@ -112,7 +112,11 @@ class Decoder:
         state, proposal = self._state, drafted.proposal
         verdict = self._decide(drafted, scored)
         if verdict.next_token_id < 0:
-            raise no_token(state.request_id, verdict.num_accepted, verdict.next_token_id)
+            accepted = proposal.draft_token_ids[: verdict.num_accepted]
+            if not self._trimmer.ends_within(accepted):
+                raise no_token(state.request_id, verdict.num_accepted, verdict.next_token_id)
+            # No target without drafts would have computed that row: any id does, and is cut off.
+            verdict = verdict._replace(next_token_id=accepted[-1])
         token_ids = state.commit(proposal, verdict)
         self._length.scored(scored, verdict.num_accepted)
         self._target.settle()

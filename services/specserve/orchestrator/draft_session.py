@@ -182,7 +182,9 @@ class DraftSession:
             return self._drafted(EMPTY_PROPOSAL, None, began)
         self._write_down(reply)
         proposal = self._take(reply)
-        return self._drafted(proposal, reply.timing, began)
+        # An answer that could not be used is none: the draft did not say that it knows nothing.
+        timing = reply.timing if self._unread is not None else None
+        return self._drafted(proposal, timing, began)
 
     def _drafted(
         self, proposal: Proposal, timing: common_pb2.CallTiming | None, began: float
@@ -295,6 +297,11 @@ class DraftSession:
                 self._state.request_id,
                 deaths.count,
             )
+
+    def rest(self) -> None:
+        """Free the session's KV until it is wanted again. Idempotent."""
+        if self.link is not None and self._state.session_id in self.link.sessions:
+            self._detach()
 
     def _detach(self) -> None:
         self.close()

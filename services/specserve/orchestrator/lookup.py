@@ -13,9 +13,7 @@ from collections.abc import Callable
 from specserve.orchestrator.proposer import Drafted, ProposerName
 from specserve.orchestrator.request_state import RequestState
 from specserve.speculation.guess import NO_GUESS, Guess, Guesser
-
-PIECE = 256
-"""Most tokens taken in at once: a long prompt must not keep other requests waiting (1-2 ms)."""
+from specserve.speculation.past_outputs import PIECE
 
 NUM_STEPS_WITHOUT_GUESS = 2
 """Tokens decoded ahead where nothing matches: few, for the next token may match."""
@@ -92,6 +90,9 @@ class LookupProposer:
 
     def settle(self) -> None:
         """Do nothing: what is committed is taken in when it is needed."""
+
+    def rest(self) -> None:
+        """Do nothing: it holds no device."""
 
     def close(self) -> None:
         """Stop reading a prompt that nobody waits for any more."""

@@ -98,6 +98,10 @@ class Proposer(Protocol):
         """Take in what a round has committed."""
         ...
 
+    def rest(self) -> None:
+        """Free what it holds of a device until it is wanted again. Idempotent."""
+        ...
+
     def close(self) -> None:
         """Free what it holds for the request. Idempotent."""
         ...

@@ -5,6 +5,9 @@ The only place where all proposers are named. Knows no round.
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import closing
+
 from specserve.config import OrchestratorConfig, SpeculativeConfig
 from specserve.config_parsing import check_speculative
 from specserve.orchestrator.cascade import Cascade
@@ -47,6 +50,7 @@ class Proposers:
             speculative.suffix_decoding_max_tree_depth,
         )
         """Outputs of finished requests; empty unless the configuration asks for them."""
+        self._adding = asyncio.Lock()
 
     def make(
         self, state: RequestState, opening: common_pb2.SessionOpening, tenant_salt: bytes
@@ -69,7 +73,7 @@ class Proposers:
             case None:
                 return None
 
-    def finished(self, state: RequestState, tenant_salt: bytes, num_cut_tokens: int) -> None:
+    async def finished(self, state: RequestState, tenant_salt: bytes, num_cut_tokens: int) -> None:
         """Keep a finished request's output for its tenant's next ones.
 
         Args:
@@ -77,7 +81,10 @@ class Proposers:
         """
         end = state.committed_length - num_cut_tokens
         output = state.chain.slice(state.prompt_length, end)
-        self.past.add(tenant_salt, _draw_key(state), output)
+        async with self._adding:
+            with closing(self.past.add(tenant_salt, _draw_key(state), output)) as pieces:
+                for _ in pieces:
+                    await asyncio.sleep(0)
 
     def _draft(
         self, state: RequestState, opening: common_pb2.SessionOpening

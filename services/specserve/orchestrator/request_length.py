@@ -63,7 +63,8 @@ class RequestLength:
         """The target's last forward for this request."""
         self._is_first = True
         self._catches_up_in_tail = False
-        self._is_catching_up = False
+        self._catching_up_from: int | None = None
+        """Committed length that the proposer was last given to take in, while it does."""
         self._num_late = 0
         self._round: RoundClock | None = None
         self._is_probe = False
@@ -118,14 +119,15 @@ class RequestLength:
 
     def scored(self, scored: Scored, num_accepted: int) -> None:
         """Note an answer of the target that was committed."""
-        self._step_s = scored.timing.forward_s
         if self._round is None:
             return
         self._round.scored(scored, num_accepted)
+        if not scored.opened_epoch:
+            self._step_s = self._round.last_forward_s
         left = self.choice.num_steps - self._round.num_committed
         if self._catches_up_in_tail and left <= TAIL and self._proposer is not None:
             self._catches_up_in_tail = False
-            self._is_catching_up = self._proposer.catch_up("")
+            self._begin_catch_up(self._proposer, "")
 
     def close(self) -> None:
         """End the request: others no longer count with it. Idempotent."""
@@ -138,27 +140,24 @@ class RequestLength:
         proposer, control, state = self._proposer, self._control, self._state
         self._catches_up_in_tail = False
         if proposer is None or self._controller is None or control.mode is SpeculationMode.OFF:
-            return Choice(0, Reason.SPECULATION_OFF)
+            return self._resting(Reason.SPECULATION_OFF)
         self._num_late = proposer.num_late
         if self._is_refused(proposer):
-            return Choice(0, Reason.UNVERIFIED)
+            return self._resting(Reason.UNVERIFIED)
         if state.plan_num_speculative_tokens(0) == 0:
             at_end = state.num_output_tokens + 1 >= state.max_tokens
             return Choice(0, Reason.MAX_TOKENS if at_end else Reason.CONTEXT)
         if self._is_first:
             return self._plan_first(proposer, now, traceparent)
         if not proposer.ready():
-            reason = Reason.DRAFT_LATE if proposer.is_busy else Reason.DRAFT_LOST
-            reason = Reason.CATCH_UP if self._is_catching_up and proposer.is_busy else reason
-            return Choice(0, reason, proposer.num_steps_without)
+            return self._without(proposer)
         # It may have attached to another draft just now.
         if self._is_refused(proposer):
-            return Choice(0, Reason.UNVERIFIED)
-        # What was committed while it caught up is all that it can lack now: no need to go on so.
-        has_caught_up, self._is_catching_up = self._is_catching_up, False
+            return self._resting(Reason.UNVERIFIED)
+        has_caught_up = self._take_caught_up(proposer)
         limit = state.plan_num_speculative_tokens(proposer.max_model_len)
         if limit == 0:
-            return Choice(0, Reason.CONTEXT)
+            return self._resting(Reason.CONTEXT)
         choice = self._choose(now)
         if has_caught_up and self._controller.standing_k == 0 and self._pool is not None:
             # Where draft and target share a machine, all sessions were slowed by it.
@@ -174,6 +173,41 @@ class RequestLength:
             steps = choice.num_steps if pressed else proposer.num_steps_without
             return Choice(pressed, Reason.DRAFT_PRESSURE, steps)
         return Choice(k, choice.reason, choice.num_steps)
+
+    def _resting(self, reason: Reason) -> Choice:
+        """Decode ahead; what a draft holds of the request is of no use meanwhile."""
+        self._catching_up_from = None
+        if self._proposer is not None:
+            self._proposer.rest()
+        return Choice(0, reason)
+
+    def _without(self, proposer: Proposer) -> Choice:
+        """Decode ahead while nobody can be asked."""
+        if not proposer.is_busy:
+            self._catching_up_from = None
+        reason = Reason.DRAFT_LATE if proposer.is_busy else Reason.DRAFT_LOST
+        if self._catching_up_from is not None:
+            reason = Reason.CATCH_UP
+        steps = proposer.num_steps_without
+        is_auto = self._control.mode is SpeculationMode.AUTO
+        if is_auto and self._controller is not None and self._controller.stands_plain:
+            # Nobody would be asked if somebody were there: no need to look so often.
+            steps = max(steps, self._controller.calm_steps)
+        return Choice(0, reason, steps)
+
+    def _begin_catch_up(self, proposer: Proposer, traceparent: str) -> bool:
+        began = self._state.committed_length
+        is_under_way = proposer.catch_up(traceparent)
+        self._catching_up_from = began if is_under_way else None
+        return is_under_way
+
+    def _take_caught_up(self, proposer: Proposer) -> bool:
+        """Say whether it has taken in what it was given.
+
+        It then lacks no more than was committed meanwhile, and no need to go on so.
+        """
+        began, self._catching_up_from = self._catching_up_from, None
+        return began is not None and proposer.num_behind <= self._state.committed_length - began
 
     def _under_pressure(self, proposer: Proposer, k: int) -> int:
         """Return the K that the draft's queue leaves; a cascade keeps one for its own guesses."""
@@ -194,10 +228,8 @@ class RequestLength:
         choice = self._choose(now)
         if choice.num_speculative_tokens == 0:
             return choice
-        self._is_catching_up = proposer.catch_up(traceparent)
-        return Choice(
-            0, Reason.FIRST_ROUND, 1 if self._is_catching_up else proposer.num_steps_without
-        )
+        is_under_way = self._begin_catch_up(proposer, traceparent)
+        return Choice(0, Reason.FIRST_ROUND, 1 if is_under_way else proposer.num_steps_without)
 
     def _catch_up(self, proposer: Proposer, choice: Choice, traceparent: str) -> Choice:
         """Let the draft take in what it lacks while the target decodes ahead.
@@ -209,13 +241,15 @@ class RequestLength:
         if is_probe and self._controller is not None and self._controller.standing_k == 0:
             self._catches_up_in_tail = True
             return Choice(0, Reason.CATCH_UP, self._controller.calm_steps)
-        self._is_catching_up = proposer.catch_up(traceparent)
+        self._begin_catch_up(proposer, traceparent)
         return Choice(0, Reason.CATCH_UP, SHORT_STEPS)
 
     def _choose(self, now: float) -> Choice:
         control, state = self._control, self._state
+        (foreseen, choice), self._next = self._next or (None, None), None
         table = control.speculative.num_speculative_tokens_per_batch_size
-        if control.mode is SpeculationMode.ON and not table:
+        is_tried = self._for_verification  # what is tried has to be what is configured
+        if is_tried or (control.mode is SpeculationMode.ON and not table):
             return Choice(state.num_speculative_tokens, Reason.STATIC)
         load = self._load(now)
         k = length_by_batch_size(table, load.num_sessions, state.num_speculative_tokens)
@@ -223,14 +257,19 @@ class RequestLength:
             return Choice(k, Reason.BATCH_SIZE)
         if control.mode is SpeculationMode.ON or self._pool is None or self._controller is None:
             return Choice(state.num_speculative_tokens, Reason.STATIC)
-        (foreseen, choice), self._next = self._next or (None, None), None
         if choice is None or foreseen != load:
             choice = self._choose_by_costs(self._pool, self._controller, load, now)
         self._is_probe = choice.reason is Reason.PROBE
         return choice
 
     def _choose_by_costs(
-        self, pool: LengthPool, controller: LengthController, load: Load, now: float
+        self,
+        pool: LengthPool,
+        controller: LengthController,
+        load: Load,
+        now: float,
+        *,
+        is_ahead: bool = False,
     ) -> Choice:
         return pool.choose(
             controller,
@@ -239,23 +278,26 @@ class RequestLength:
             self._control.config.num_decode_steps,
             now,
             is_first=self._is_first,
+            is_ahead=is_ahead,
         )
 
     def _look_ahead(self) -> None:
         """Choose for the next round, from what was learned before the present one.
 
         Among others the devices do not wait for one request, and a choice a round old is worse;
-        what follows a probe depends on what it shows.
+        what follows a probe depends on what it shows, and a probe is chosen when it is made.
         """
         pool, controller = self._pool, self._controller
-        if self._control.mode is not SpeculationMode.AUTO or self._is_probe:
+        has_table = bool(self._control.speculative.num_speculative_tokens_per_batch_size)
+        if self._control.mode is not SpeculationMode.AUTO or self._is_probe or has_table:
             return
         if pool is None or controller is None:
             return
         now = self._control.clock()
         load = self._load(now)
         if load.num_sessions == 1:
-            self._next = load, self._choose_by_costs(pool, controller, load, now)
+            choice = self._choose_by_costs(pool, controller, load, now, is_ahead=True)
+            self._next = None if choice.reason is Reason.PROBE else (load, choice)
 
     def _load(self, now: float) -> Load:
         target = self._target.link

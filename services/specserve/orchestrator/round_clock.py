@@ -43,6 +43,11 @@ class RoundClock:
         """Seconds waited for a proposal."""
         return 0.0 if self.drafted is None else self.drafted.wait_s
 
+    @property
+    def last_forward_s(self) -> float:
+        """Seconds of the target's last forward; 0 before the first."""
+        return self._forwards[-1][1] if self._forwards else 0.0
+
     def scored(self, scored: Scored, num_accepted: int) -> None:
         """Note an answer of the target: the round's, or one token of decode-ahead."""
         timing = scored.timing

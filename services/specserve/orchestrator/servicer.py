@@ -248,7 +248,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             vocab_size=vocabulary.table.vocab_size,
             synthetic=self._synthetic,
         )
-        is_first = True
+        is_first, num_cut = True, 0
         finish_reason = generation_pb2.FINISH_REASON_UNSPECIFIED
         try:
             async with aclosing(decoder.decode()) as rounds:
@@ -270,8 +270,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                             add_steps(record, decoder.record)
                         response.record.CopyFrom(record)
                         num_cut = committed.num_accepted + 1 - len(committed.token_ids)
-                        self._proposers.finished(state, request.tenant_salt, num_cut)
                     outbox.put(response)
+            await self._proposers.finished(state, request.tenant_salt, num_cut)
         finally:
             decoder.close()
             count_request(self._metrics, decoder.record, target, proposer)

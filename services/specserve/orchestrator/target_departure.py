@@ -37,6 +37,11 @@ class TargetDeparture:
         """The replica that is being left, and what it holds; None between moves."""
         self._stay_until = 0.0
 
+    @property
+    def is_on(self) -> bool:
+        """A replica is being left, and another has not answered yet."""
+        return self._left is not None
+
     def successor(self, attachment: TargetAttachment | None) -> TargetLink | None:
         """Name the replica to move to; None where there is nothing to leave, or nowhere to go."""
         if attachment is None or not attachment.link.draining or self._clock() < self._stay_until:

@@ -115,6 +115,9 @@ class TargetSession:
                 if mismatches >= MAX_MISMATCHES:
                     self._state.target.reopen()
             except _MOVE as error:
+                if self._is_cut(error, deadline):
+                    deadline = deadline or self._clock() + self._reopen_timeout_s
+                    continue
                 self._blame(error)
                 if (left := self._departure.undo(error)) is not None:
                     self.close()
@@ -131,6 +134,21 @@ class TargetSession:
                 self._departure.finish()
                 self._state.target_deaths.note_progress()
                 return scored
+
+    def _is_cut(self, error: SpecServeError, deadline: float | None) -> bool:
+        """Say whether only the stream is lost, and may come back before the deadline.
+
+        What the replica holds is then there still, the KV of a long prompt among it: the same call
+        goes out again when the stream is there. While another replica is being left it does not.
+        """
+        attachment = self._attachment
+        if attachment is None or not isinstance(error, PeerUnavailable) or self._departure.is_on:
+            return False
+        is_late = deadline is not None and self._clock() >= deadline
+        if is_late or not attachment.link.is_returning:
+            return False
+        attachment.forget_call()
+        return True
 
     async def next_token(self) -> Scored:
         """Wait for the next token of decode-ahead.

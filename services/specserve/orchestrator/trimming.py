@@ -13,6 +13,7 @@ Knows bytes and ids; knows no model and no rounds.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Sequence
 from enum import Enum
 from typing import NamedTuple
@@ -78,6 +79,10 @@ class Trimmer:
             if reason is not None:
                 return Emission(index + 1, bytes(text), reason, stop_index)
         return Emission(len(token_ids), bytes(text), None, None)
+
+    def ends_within(self, token_ids: Sequence[int]) -> bool:
+        """Say whether these tokens, taken next, would end the text."""
+        return copy.copy(self).take(token_ids).finish_reason is not None
 
     def _take_one(self, token_id: int, text: bytearray) -> tuple[FinishReason | None, int | None]:
         shown = b"" if token_id in self._hidden_ids else self._bytes_of(token_id)

@@ -80,6 +80,11 @@ class LengthController:
         return (self._own or self._common).k or 0
 
     @property
+    def stands_plain(self) -> bool:
+        """Whether decode-ahead has been chosen and stands."""
+        return (self._own or self._common).k == 0
+
+    @property
     def calm_steps(self) -> int:
         """Tokens to decode ahead until another look is due."""
         return LEAST_STEPS
@@ -102,12 +107,14 @@ class LengthController:
         *,
         may_warm_up: bool,
         is_first: bool = False,
+        is_ahead: bool = False,
     ) -> Choice:
         """Choose among K = 0 ... max_k >= 1.
 
         Args:
             may_warm_up: this request may try K > 0 while nothing is known.
             is_first: it is the prompt's round, whose time tells nothing of decode-ahead.
+            is_ahead: a probe that is returned is not begun.
         """
         self._costs = costs
         self._budget.accrue(costs.num_sessions, now)
@@ -131,7 +138,7 @@ class LengthController:
         reason = (self._own or self._common).settle(options, now)
         if is_first and self.standing_k > 0:
             return Choice(min(self.standing_k, len(options) - 1), reason)
-        return self._choose(options, costs, reason, now, is_first=is_first)
+        return self._choose(options, costs, reason, now, is_first=is_first, is_ahead=is_ahead)
 
     def observe_round(
         self,
@@ -177,6 +184,7 @@ class LengthController:
         now: float,
         *,
         is_first: bool,
+        is_ahead: bool,
     ) -> Choice:
         """Take what stands, or look at what is not done at present if the budget allows."""
         k = min(self.standing_k, len(options) - 1)
@@ -186,7 +194,8 @@ class LengthController:
             is_known = now - known_at < PLAIN_KNOWN_S
             if is_known or self._budget.wait_s(loss_s, costs.num_sessions) > 0:
                 return Choice(k, reason)
-            self._budget.plain_asked_at = now
+            if not is_ahead:
+                self._budget.plain_asked_at = now
             return Choice(0, Reason.PROBE, SHORT_STEPS)
         k = best_of(options, least_k=1)
         if self._num_probes % 2 and not self._repeats:
@@ -195,7 +204,7 @@ class LengthController:
         loss_s = options[k].loss_s(options[0]) + costs.delay_s[k]
         wait_s = self._budget.wait_s(loss_s, costs.num_sessions)
         if self._repeats or wait_s == 0:
-            self._num_probes += not is_first
+            self._num_probes += not (is_first or is_ahead)
             return Choice(k, Reason.PROBE)
         return Choice(0, reason, max(LEAST_STEPS, round(wait_s / costs.plain_s)))
 

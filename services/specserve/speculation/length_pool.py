@@ -104,13 +104,21 @@ class LengthPool:
         now: float,
         *,
         is_first: bool = False,
+        is_ahead: bool = False,
     ) -> Choice:
-        """Choose K for a request's next round; `is_first` if that is its prompt's."""
+        """Choose K for a request's next round.
+
+        Args:
+            is_first: that is its prompt's.
+            is_ahead: the round before it has not ended; a probe is then named, and not begun.
+        """
         costs = self.costs.costs(load, max_k, num_steps, now)
         # Rounds that were begun may come to nothing: only those that run are counted.
         num_drafting = len(self._last_k) - self._num_by_k[0]
         may_warm_up = self._last_k.get(controller, 0) > 0 or num_drafting < MOST_WARMING_UP
-        return controller.choose(costs, max_k, now, may_warm_up=may_warm_up, is_first=is_first)
+        return controller.choose(
+            costs, max_k, now, may_warm_up=may_warm_up, is_first=is_first, is_ahead=is_ahead
+        )
 
     def note(self, controller: LengthController, num_speculative_tokens: int) -> None:
         """Remember what a request's round really does."""

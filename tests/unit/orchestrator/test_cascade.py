@@ -44,7 +44,9 @@ class FakeDraft:
         self.num_late = 0
         self.max_model_len = max_model_len
         self.asked: list[int] = []
-        self.num_catch_ups = self.num_settled = self.num_closed = 0
+        self.num_catch_ups = self.num_settled = self.num_closed = self.num_rests = 0
+        self.link = object() if is_ready else None
+        self.num_behind = 0
         self._is_ready = is_ready
         self._is_late = is_late
 
@@ -63,6 +65,9 @@ class FakeDraft:
 
     def settle(self) -> None:
         self.num_settled += 1
+
+    def rest(self) -> None:
+        self.num_rests += 1
 
     def close(self) -> None:
         self.num_closed += 1
@@ -129,7 +134,21 @@ async def test_the_drafts_own_limit_binds_the_draft_only() -> None:
     full = FakeDraft(max_model_len=20)
     cascade, _ = cascade_of(SHORT, full)
     assert (await cascade.propose(4, "")).proposer == "suffix"
-    assert full.asked == []
+    assert (full.asked, full.num_rests) == ([], 1)
+
+
+def test_what_a_draft_cannot_take_in_is_no_lag() -> None:
+    """One that is lost, or whose context the text has outgrown, keeps nobody waiting."""
+    draft = FakeDraft(max_model_len=500)
+    cascade, _ = cascade_of(LONG, draft, num_committed=200)
+    draft.num_behind = 200
+    assert cascade.num_behind == 200
+    draft.max_model_len = 200
+    assert cascade.num_behind == 0
+    lost = FakeDraft(is_ready=False)
+    cascade, _ = cascade_of(LONG, lost, num_committed=200)
+    lost.num_behind = 200
+    assert cascade.num_behind == 0
 
 
 async def test_a_draft_that_lacks_much_is_sent_it_beside_a_suffix_round() -> None:

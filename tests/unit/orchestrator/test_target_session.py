@@ -210,6 +210,49 @@ async def test_token_of_decode_ahead_that_is_missing_ends_it(order: tuple[int, .
     assert setup.session.num_reopens == 0
 
 
+async def test_stream_that_is_cut_before_the_first_token_costs_no_prefill() -> None:
+    """The call goes out again in the same session: what was computed of the prompt is there."""
+    setup = Setup()
+    setup.old.answer = None
+    beginning = asyncio.create_task(setup.round(num_decode_steps=256))
+    await asyncio.sleep(0)
+    setup.new.connected = True
+    setup.old.connected, setup.old.is_returning, setup.old.answer = False, True, one_token
+    setup.old.pending[0].fail(PeerUnavailable("target", "connection lost"))
+    await beginning
+    assert setup.said == [("old", "call")] * 2
+    first, again = (call.session for call in setup.old.calls)
+    assert (again.epoch, again.step) == (first.epoch, first.step + 1)
+    assert again.append_token_ids == first.append_token_ids
+    assert setup.session.num_reopens == 0
+
+
+async def test_stream_that_does_not_come_back_is_waited_for_no_longer() -> None:
+    """The session is opened elsewhere, as after any loss."""
+    setup = Setup()
+    setup.old.answer = None
+    beginning = asyncio.create_task(setup.round(num_decode_steps=256))
+    await asyncio.sleep(0)
+    setup.old.connected, setup.new.connected = False, True
+    setup.old.pending[0].fail(PeerUnavailable("target", "connection lost"))
+    await beginning
+    assert [address for address, what in setup.said if what == "call"] == ["old", "new"]
+
+
+async def test_stream_that_comes_and_goes_is_not_waited_for_for_ever() -> None:
+    """What is always about to come back counts as gone in the end."""
+    setup = Setup()
+    setup.old.answer = None
+    beginning = asyncio.create_task(setup.round(num_decode_steps=256))
+    for number in range(3):
+        await asyncio.sleep(0)
+        setup.old.connected, setup.old.is_returning = False, True
+        setup.now += 2.0
+        setup.old.pending[number].fail(PeerUnavailable("target", "connection lost"))
+    with pytest.raises(PeerUnavailable):
+        await beginning
+
+
 async def test_refused_move_is_undone() -> None:
     """The old session goes on, neither reopened nor counted; others are asked again after a while,
     and never with an epoch that was used before."""
