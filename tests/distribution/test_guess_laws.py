@@ -308,7 +308,7 @@ def test_a_past_output_of_the_same_draws_would_break_the_law():
 def test_the_store_leaves_such_outputs_out():
     """The planted case above, asked of the real store: nothing of (seed, choice) comes back."""
     past = PastOutputs(8, 1000, PARAMS.max_tree_depth)
-    past.add(b"", (5, 0), [1, 2, 0, 1])
+    list(past.add(b"", (5, 0), [1, 2, 0, 1]))
     same = SuffixGuesser(PARAMS, lambda: past.of(b"", (5, 0)))
     other = SuffixGuesser(PARAMS, lambda: past.of(b"", (6, 0)))
     for guesser in (same, other):

@@ -85,7 +85,15 @@ def test_it_runs_from_a_checkout_without_ray_numba_and_http(
     record = json.loads((tmp_path / "out" / "gpu-check.json").read_text())
     stages = record["stages"]
     assert record["passed"]
-    assert list(stages) == ["sampler", "parity", "law", "steps", "rates", "bfloat16"]
+    assert list(stages) == [
+        "sampler",
+        "attention",
+        "parity",
+        "law",
+        "steps",
+        "rates",
+        "bfloat16",
+    ]
     assert {stage["status"] for stage in stages.values()} == {"passed"}, answer.stdout
     assert all(mode["num_drafted_on"] > 0 for mode in stages["parity"]["modes"])
     assert all(case["acceptance_rate"] > 0 for case in stages["law"]["cases"])

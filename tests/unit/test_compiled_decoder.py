@@ -346,6 +346,18 @@ def test_long_contexts_grow_the_table_of_angles(llama):
     assert distance(got, plain_logits(llama, [folder_ids])[0]) < 0.05
 
 
+def test_a_table_of_angles_that_grows_bends_none(tmp_path):
+    """Beyond the context some rope types give other angles to all positions, those cached too."""
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    folder = save_tiny(tmp_path, "llama", hidden_size=128, rope_parameters=rope)
+    forward = load(folder)._forward
+    assert isinstance(forward, CompiledDecoder)
+    forward._cos, forward._sin = kept, _ = forward._angles(100)
+    forward._reach(101)
+    assert len(forward._cos) == 128
+    np.testing.assert_array_equal(forward._cos[:100], kept)
+
+
 @pytest.mark.parametrize("is_int8", [False, True], ids=["bfloat16", "int8"])
 @pytest.mark.parametrize(("outputs", "inputs"), [(64, 2), (1, 64), (130, 96), (200, 1030)])
 def test_products_equal_float64_and_never_depend_on_other_rows(outputs, inputs, is_int8):

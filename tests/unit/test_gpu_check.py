@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from specserve.errors import PeerUnavailable
-from specserve.tools.gpu_check.command import is_passed
+from specserve.tools.gpu_check import __main__ as entry
+from specserve.tools.gpu_check import command
+from specserve.tools.gpu_check.command import CheckOptions, is_passed, run_checks
+from specserve.tools.gpu_check.plan import TINY
 from specserve.tools.gpu_check.requirements import NEEDED, advice, shortages
-from specserve.tools.gpu_check.sampler_check import compare_sampler
 from specserve.tools.gpu_check.shapes import DRAFT_1B, TARGET_8B, write_model
 from specserve.tools.gpu_check.stages import (
     Budget,
@@ -72,11 +76,13 @@ async def test_a_stage_gets_the_time_that_is_left_or_is_skipped_with_a_reason() 
         (CheckFailed("not the law"), "not the law"),
         (PeerUnavailable("target", "gone"), "PeerUnavailable: "),
         (RuntimeError("CUDA error"), "RuntimeError: CUDA error"),
+        (AssertionError("no CUDA"), "AssertionError: no CUDA"),
+        (ExceptionGroup("some", [KeyError("x")]), "ExceptionGroup: some"),
         (TimeoutError(), "cut short after 20 s"),
     ],
 )
 async def test_a_stage_that_fails_keeps_what_it_had(error: Exception, reason: str) -> None:
-    """Its figures and the reason are in the record; it fails the check where it is a gate."""
+    """Whatever it raises is in the record beside its figures; a gate fails the check by it."""
 
     def run(figures: Figures) -> None:
         figures["half"] = 1
@@ -104,6 +110,49 @@ async def test_a_stage_that_hangs_is_cut_short() -> None:
 
     assert (report.status, report.figures) == (Status.FAILED, {"begun": True})
     assert "cut short" in report.reason
+
+
+def test_the_time_is_taken_before_anything_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python -m` hands on when it began: imports take seconds of the budget."""
+    events = []
+    monkeypatch.setattr(
+        entry, "time", SimpleNamespace(monotonic=lambda: events.append("time") or 50.0)
+    )
+    monkeypatch.setattr(entry, "shortages", lambda: events.append("packages"))
+    monkeypatch.setattr(command, "run", lambda args, began: events.append(began) or 0)
+    monkeypatch.setattr("sys.argv", ["gpu_check", "--device=cpu"])
+
+    assert entry.main() == 0
+    assert events == ["time", "packages", 50.0]
+
+
+@pytest.mark.slow
+async def test_what_came_before_and_the_end_are_in_the_budget() -> None:
+    """A thousand seconds are gone, ten are left for the end: two are too few for any stage."""
+    began = time.monotonic() - 1000.0
+    options = CheckOptions(TINY, "cpu", 1002.0 + command.END_S, began, None, graphs=True)
+    reports = await run_checks(options)
+
+    assert {report.status for report in reports} == {Status.SKIPPED}
+    assert [report.name for report in reports if report.is_gate] == [
+        "sampler",
+        "attention",
+        "parity",
+        "law",
+    ]
+
+
+async def test_services_that_cannot_be_stopped_cost_no_stage(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What closing raises is logged, and the check goes on."""
+
+    async def close() -> None:
+        raise OSError("no such process")
+
+    await command._end(close)
+
+    assert "no such process" in caplog.text
 
 
 def test_what_it_needs_is_here_and_no_newer_than_the_project_asks() -> None:
@@ -149,14 +198,6 @@ def test_the_large_shapes_are_what_they_say(tmp_path: Path) -> None:
     assert counts == pytest.approx([8.03, 1.24], abs=0.01)
     assert TARGET_8B.embedding_bytes("bfloat16") == 128_256 * 4096 * 2
     assert DRAFT_1B.embedding_bytes("bfloat16") == 0
-
-
-def test_the_sampler_is_the_reference_s_on_this_device() -> None:
-    """Every kind of row, on a vocabulary too large for the small path."""
-    report = compare_sampler(4096, torch.device("cpu"))
-
-    assert report.passed, report
-    assert report.num_rows == 28
 
 
 def test_the_table_shows_every_stage_and_its_figures() -> None:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 import logging
 import random
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import MambaConfig, T5Config
+from transformers import AutoConfig, AutoModelForCausalLM, MambaConfig, T5Config
 
 from specserve.config import EngineConfig
 from specserve.errors import ConfigurationError, ModelUnavailable
+from specserve.model import loading
 from specserve.model.hf_model import longest_context
 from specserve.model.hf_runner import HuggingFaceRunner
 from specserve.model.loading import load_runner, resolve_device, resolve_dtype
+from specserve.model.model_files import model_fingerprint
 from specserve.model.runner import SequenceSlice
 from support.tiny_models import VOCAB_SIZE, byte_tokenizer, plain_logits, save_tiny, tiny_config
 
@@ -277,6 +280,55 @@ def test_the_fingerprint_follows_the_weights(saved):
     assert first.weights_bytes > 0
 
 
+def test_the_fingerprint_follows_what_else_decides_tokens(saved, tmp_path):
+    """Another configuration is another model, and so is other code; who wrote it is nothing."""
+    folder = tmp_path / "model"
+    shutil.copytree(saved("llama"), folder)
+    settings = json.loads((folder / "config.json").read_text())
+
+    def found(trust: bool = False, **changes: object) -> str:
+        (folder / "config.json").write_text(json.dumps(settings | changes))
+        return model_fingerprint(folder, is_dummy=False, trust_remote_code=trust)
+
+    plain = found()
+    assert found(transformers_version="9.9.9", _name_or_path="elsewhere") == plain
+    assert found(rms_norm_eps=0.5) != plain
+    assert found(rope_parameters={"rope_type": "linear", "factor": 2.0}) != plain
+    (folder / "modeling_own.py").write_text("A = 1")
+    assert found() == plain
+    trusted = found(trust=True)
+    (folder / "modeling_own.py").write_text("A = 2")
+    assert len({plain, trusted, found(trust=True)}) == 3
+    (folder / "config.json").write_text("[]")
+    with pytest.raises(ModelUnavailable, match="config.json is damaged"):
+        model_fingerprint(folder, is_dummy=False, trust_remote_code=False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "named"),
+    [
+        ("doge", {"sliding_window": None}, "masks in a way of its own"),
+        ("dory", {}, "attends more than once"),
+        ("phimoe", {"sliding_window": 6, "num_local_experts": 2}, "the window of 6"),
+    ],
+)
+def test_models_that_attend_in_ways_of_their_own_are_refused(tmp_path, kind, settings, named):
+    """Else other tokens than the model's would come, on either side of every comparison."""
+    wanted = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+    }
+    config = AutoConfig.for_model(kind, **wanted, **settings)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(ConfigurationError, match=named):
+        load(tmp_path, pack_weights=False)
+
+
 def test_B122_models_whose_state_cannot_be_cut_are_refused(saved, tmp_path):
     """Recurrent, encoder-decoder and chunked-attention models are refused at load, in words."""
     folder = saved("llama")
@@ -361,6 +413,20 @@ def test_load_runner_puts_it_together(saved, tmp_path):
         load_runner(EngineConfig(model="nowhere"))
     with pytest.raises(ModelUnavailable, match="models pull --link-dir /no/such` lays"):
         load_runner(EngineConfig(model="/no/such/target"))
+
+
+@pytest.mark.parametrize(("device", "may_plan"), [("cpu", True), ("cuda", False)])
+def test_a_gpu_is_kept_from_attention_that_plans_for_each_shape(monkeypatch, device, may_plan):
+    """cuDNN's is off before anything is loaded on a GPU, and left as it was for a CPU."""
+    monkeypatch.setattr(loading, "resolve_device", torch.device)
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    try:
+        with pytest.raises(ModelUnavailable):
+            load_runner(EngineConfig(model="nowhere", device=device))
+        assert torch.backends.cuda.cudnn_sdp_enabled() is may_plan
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 def test_devices_and_number_types():

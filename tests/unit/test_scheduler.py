@@ -136,6 +136,26 @@ def test_priority_comes_before_age_in_line():
     assert [reply.session_id for reply in replies] == ["high", "low"]
 
 
+def test_a_prompt_that_ranks_first_gets_the_only_seat():
+    """Whoever decodes ahead always has a row ready, and would always come before it."""
+    engine = toy_engine(max_num_seqs=1, max_num_batched_tokens=65)
+    low, high = Caller("low", PROMPT), Caller("high", PROMPT * 40, priority=1)
+    opened(engine, low)
+    replies = run(engine, low.verify(num_decode_steps=40), high.verify())
+    assert [reply.session_id for reply in replies].index("high") <= 4
+
+
+def test_a_seat_that_is_kept_for_a_prompt_without_blocks_is_not_lost():
+    """The one that holds them goes on, and gives them back."""
+    engine = toy_engine(
+        max_num_seqs=1, max_num_batched_tokens=65, num_kv_blocks=30, enable_prefix_caching=False
+    )
+    low, high = Caller("low", PROMPT * 12), Caller("high", PROMPT * 20, priority=1)
+    opened(engine, low)
+    replies = run(engine, low.verify(num_decode_steps=8), high.verify())
+    assert {reply.session_id for reply in replies} == {"low", "high"}
+
+
 def test_decode_ahead_does_not_keep_others_out():
     """Each decoded token is a round of its own: seats go round."""
     engine = toy_engine(max_num_seqs=1)

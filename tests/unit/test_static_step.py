@@ -174,3 +174,6 @@ def test_a_replayed_graph_says_what_the_eager_forward_says(
         ]
         with torch.inference_mode():
             assert torch.allclose(graphed(batch, pools[1]), eager(batch, pools[0]), atol=1e-4)
+
+    assert graphed.counts.num_graphs > 0
+    assert not graphed.counts.is_broken

@@ -183,7 +183,13 @@ class ShapeProbe:
         scale: float,
         window: int | None,
     ) -> torch.Tensor:
-        """Record the shapes; answer zeros."""
+        """Record the shapes; answer zeros.
+
+        Raises:
+            ConfigurationError: a layer attends twice: what it kept first would be lost.
+        """
+        if layer in self.shapes:
+            raise ConfigurationError(f"layer {layer} attends more than once in a forward")
         self.shapes[layer] = LayerShape(key.shape[1], key.shape[3], value.shape[3], window)
         return query.new_zeros((1, query.shape[2], query.shape[1], value.shape[3]))
 
@@ -213,6 +219,11 @@ def paged_attention_forward(
         )
     if is_causal is False or getattr(module, "is_causal", True) is False:
         raise ConfigurationError(f"{type(module).__name__} is not causal; only decoders are served")
+    if attention_mask is not None:
+        # transformers builds none for this attention: it is the layer's own.
+        raise ConfigurationError(
+            f"{type(module).__name__} masks in a way of its own, which is not computed here"
+        )
     for name in _UNSUPPORTED:
         if kwargs.get(name) is not None:
             raise ConfigurationError(

@@ -163,4 +163,12 @@ def probe_layers(name: str, model: PreTrainedModel) -> tuple[LayerShape, ...]:
             raise ConfigurationError(
                 f"{name} ({text.model_type}): layer {layer} does not tell its attention the window"
             )
-    return tuple(probe.shapes[layer] for layer in range(wanted))
+    shapes = tuple(probe.shapes[layer] for layer in range(wanted))
+    window = getattr(text, "sliding_window", None)
+    context = longest_context(model.config)
+    is_short = isinstance(window, int) and (context is None or window < context)
+    if not types and is_short and all(shape.window is None for shape in shapes):
+        raise ConfigurationError(
+            f"{name} ({text.model_type}): no layer tells its attention the window of {window}"
+        )
+    return shapes

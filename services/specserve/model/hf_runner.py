@@ -15,15 +15,17 @@ from transformers import PreTrainedModel
 
 from specserve.config import EngineConfig
 from specserve.model.attention import ATTENTION_NAME
-from specserve.model.cuda_graphs import GraphedForward
+from specserve.model.cuda_graphs import GraphCounts, GraphedForward
 from specserve.model.environment import code_versions, processor_name
+from specserve.model.fused_decoder import FusedDecoder
 from specserve.model.hf_model import load_model, longest_context, probe_layers
 from specserve.model.huge_pages import collapse_to_huge_pages
 from specserve.model.kv_pool import KvPool, size_pool
 from specserve.model.lm_head import cut_head, read_draft_vocab
 from specserve.model.messages import ModelInfo
-from specserve.model.model_files import fingerprint, weight_files
+from specserve.model.model_files import model_fingerprint
 from specserve.model.optimize import ModelForward, optimize_for_cpu
+from specserve.model.packed_linear import JoinedPart, PackedLinear
 from specserve.model.planned_forward import PlannedForward, model_forward
 from specserve.model.runner import GuessCall, SequenceSlice
 
@@ -75,7 +77,9 @@ class HuggingFaceRunner:
             ConfigurationError: the model cannot be served exactly, or does not fit.
         """
         is_dummy = config.load_format == "dummy"
-        files = (model_dir / "config.json",) if is_dummy else weight_files(model_dir)
+        identity = model_fingerprint(
+            model_dir, is_dummy=is_dummy, trust_remote_code=config.trust_remote_code
+        )
         model = load_model(config, model_dir, dtype, device)
         kept = read_draft_vocab(model_dir, config.draft_vocab_size, vocab_size)
         cut_head(model, vocab_size, kept)
@@ -107,7 +111,7 @@ class HuggingFaceRunner:
             # A directory's path is this machine's affair; its name is the model's.
             model_id=model_dir.name if Path(config.model).is_dir() else config.model,
             revision=config.revision or "",
-            weights_fingerprint=fingerprint(files),
+            weights_fingerprint=identity,
             vocab_size=vocab_size,
             max_model_len=size.max_model_len,
             dtype=str(dtype).removeprefix("torch."),
@@ -119,7 +123,7 @@ class HuggingFaceRunner:
             hardware=(
                 torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
             ),
-            backend=_backend(forward, config, row_by_row=row_by_row),
+            backend=_backend(forward, model, config, row_by_row=row_by_row, device=device),
             versions=code_versions(),
         )
         logger.info(
@@ -154,6 +158,11 @@ class HuggingFaceRunner:
         return logits[:, : self._num_columns].float()
 
     @property
+    def graph_counts(self) -> GraphCounts | None:
+        """What was captured as CUDA graphs; None where every forward is meant to be eager."""
+        return self._forward.counts if isinstance(self._forward, GraphedForward) else None
+
+    @property
     def guess(self) -> GuessCall | None:
         """Guesses greedily in one call, where the model is compiled."""
         return self._guess
@@ -163,11 +172,28 @@ class HuggingFaceRunner:
         self._pool.copy_block(source, destination)
 
 
-def _backend(forward: ModelForward, config: EngineConfig, *, row_by_row: bool) -> str:
-    """Name what computes: the forward, its weights' format, its attention."""
+def _backend(
+    forward: ModelForward,
+    model: PreTrainedModel,
+    config: EngineConfig,
+    *,
+    row_by_row: bool,
+    device: torch.device,
+) -> str:
+    """Name what computes: the forward, its weights' layout and format, its threads, its attention.
+
+    Two forwards that may differ in the last bits must not have one name.
+    """
     parts = [type(forward).__name__]
+    if isinstance(forward, PlannedForward):
+        is_fused = isinstance(forward.run, FusedDecoder)
+        parts = [FusedDecoder.__name__ if is_fused else "transformers"]
+    if any(isinstance(module, (PackedLinear, JoinedPart)) for module in model.modules()):
+        parts.append("packed linears")
     if config.quantization != "none":
         parts.append(config.quantization)
+    if device.type == "cpu":
+        parts.append(f"threads {config.num_threads or torch.get_num_threads()}")
     if row_by_row:
         parts.append("row by row")
     return ", ".join([*parts, f"attention {ATTENTION_NAME}"])

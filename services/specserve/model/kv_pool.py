@@ -178,6 +178,21 @@ class PoolSize:
     max_model_len: int
 
 
+def kv_room_bytes(*, free: int, total: int, reserved: int, utilization: float) -> int:
+    """Return how much of a GPU's memory a process may take for its KV pool, 0 for none.
+
+    That is its own share of the GPU, less what it holds and what activations need, as far as it is
+    free. What other processes hold only counts where it leaves less than that.
+
+    Args:
+        free: bytes that no process holds.
+        total: bytes of the GPU.
+        reserved: bytes that this process holds, its weights above all.
+        utilization: this process's share of the GPU, in (0, 1].
+    """
+    return max(0, min(free, int(utilization * total) - reserved) - _ACTIVATION_BYTES)
+
+
 def size_pool(
     config: EngineConfig,
     layers: Sequence[LayerShape],
@@ -200,9 +215,17 @@ def size_pool(
     block_bytes = size * kv_bytes_per_token(layers, dtype)
     num_blocks = config.num_kv_blocks
     if num_blocks is None and device.type == "cuda":
+        torch.cuda.empty_cache()  # loading leaves some behind, such as the rows of a cut head
         free, total = torch.cuda.mem_get_info(device)
-        usable = free - int((1 - config.gpu_memory_utilization) * total) - _ACTIVATION_BYTES
-        num_blocks = usable // block_bytes
+        num_blocks = (
+            kv_room_bytes(
+                free=free,
+                total=total,
+                reserved=torch.cuda.memory_reserved(device),
+                utilization=config.gpu_memory_utilization,
+            )
+            // block_bytes
+        )
     elif num_blocks is None:
         num_blocks = CPU_KV_BYTES // block_bytes
         if wanted is not None:

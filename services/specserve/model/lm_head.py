@@ -67,6 +67,8 @@ def cut_head(model: PreTrainedModel, vocab_size: int, token_ids: Sequence[int] |
         raise ConfigurationError(f"the tokenizer has {vocab_size} tokens, the model {rows} rows")
     if token_ids is None and rows == vocab_size:
         return
+    if type(head) is not nn.Linear:
+        raise ConfigurationError(f"{type(head).__name__} is no plain linear head and cannot be cut")
     # A slice is a view: a tied embedding keeps its memory.
     kept: slice | torch.Tensor = slice(vocab_size)
     if token_ids is not None:

@@ -31,6 +31,7 @@ def load_runner(config: EngineConfig) -> Runner:
     if config.model.startswith(PREFIX):
         return ToyRunner.from_spec(config)
     device = resolve_device(config.device)
+    prepare_device(device)
     model_dir = resolve_model_dir(config.model, config.revision, config.trust_remote_code)
     if config.load_format == "auto":
         weight_files(model_dir)
@@ -56,6 +57,18 @@ def resolve_device(device: str) -> torch.device:
     if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
         raise ConfigurationError(f"device {device!r}: {torch.cuda.device_count()} GPUs are here")
     return found
+
+
+def prepare_device(device: torch.device) -> None:
+    """Let this thread work on a device as forwards here need it; call it once, before any."""
+    if device.type != "cuda":
+        return
+    if device.index is not None:
+        # Streams and captures belong to the current device, wherever the tensors lie.
+        torch.cuda.set_device(device)
+    # On sm_90 and sm_100 torch prefers cuDNN where there is a mask. It builds a plan for each exact
+    # shape, at 0.2 to 1 s, and here the number of keys changes at every step.
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def resolve_dtype(dtype: DType, device: torch.device) -> torch.dtype:

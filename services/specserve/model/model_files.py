@@ -6,6 +6,7 @@ Knows files and the model hub; knows no model. Only safetensors are read: a pick
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -14,6 +15,9 @@ from specserve.errors import ModelUnavailable
 
 _CHUNK_BYTES = 1 << 22
 _HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model")
+_NO_MATTER = ("_name_or_path", "transformers_version")
+"""Keys of a configuration that say who wrote it."""
+
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -58,9 +62,28 @@ def weight_files(model_dir: Path) -> tuple[Path, ...]:
     return files
 
 
-def fingerprint(files: tuple[Path, ...]) -> str:
-    """Hash file names and contents; hex SHA-256."""
-    digest = hashlib.sha256()
+def model_fingerprint(model_dir: Path, *, is_dummy: bool, trust_remote_code: bool) -> str:
+    """Hash what decides a model's tokens: weights, configuration, code of its own where it runs.
+
+    Args:
+        is_dummy: weights are made of the configuration.
+
+    Returns:
+        Hex SHA-256.
+
+    Raises:
+        ModelUnavailable: a file is missing or damaged.
+    """
+    files = () if is_dummy else weight_files(model_dir)
+    if trust_remote_code:
+        files += tuple(sorted(model_dir.glob("*.py")))
+    path = model_dir / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        kept = {name: value for name, value in config.items() if name not in _NO_MATTER}
+    except (OSError, ValueError, AttributeError) as error:
+        raise ModelUnavailable(f"{path} is damaged: {error}") from error
+    digest = hashlib.sha256(json.dumps(kept, sort_keys=True).encode() + b"\0")
     for path in files:
         digest.update(path.name.encode() + b"\0")
         with path.open("rb") as file:

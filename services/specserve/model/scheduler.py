@@ -93,12 +93,8 @@ class Scheduler:
         reserved = 0
         if prefill and ready and _rank(prefill[0]) < _rank(ready[0]):
             reserved = max(prefill[0].num_rows, budget // _PREFILL_SHARE)
-            seats = max(1, seats - 1)
-        for call in ready:
-            if len(planned) == seats:
-                break
-            if call.num_remaining <= budget - reserved:
-                budget -= self._take(call, call.num_remaining, planned, everyone)
+            seats -= 1
+        budget -= self._take_ready(ready, seats, budget - reserved, planned, everyone)
         for call in prefill:
             if len(planned) >= self._max_num_seqs or budget <= 0:
                 break
@@ -112,7 +108,27 @@ class Scheduler:
                 count = min(count, call.num_remaining - call.num_rows)
             if count > 0:
                 budget -= self._take(call, count, planned, everyone)
+        if not planned and seats == 0:
+            # The only seat was kept for a prompt that finds no blocks now.
+            self._take_ready(ready, 1, budget, planned, everyone)
         return [item for item in planned if item.call.session.in_flight is item.call]
+
+    def _take_ready(
+        self,
+        ready: Sequence[CallState],
+        seats: int,
+        budget: int,
+        planned: list[PlannedSlice],
+        everyone: Sequence[KvSession],
+    ) -> int:
+        """Plan calls that are computed whole, in order; returns the tokens that they take."""
+        left = budget
+        for call in ready:
+            if len(planned) == seats:
+                break
+            if call.num_remaining <= left:
+                left -= self._take(call, call.num_remaining, planned, everyone)
+        return budget - left
 
     def hold_s(
         self, calls: Iterable[CallState], sessions: Iterable[KvSession], now: float

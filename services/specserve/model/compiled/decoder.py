@@ -28,6 +28,7 @@ from specserve.model.compiled.kernels import (
     padded_outputs,
     processor_has_kernels,
 )
+from specserve.model.hf_model import longest_context
 from specserve.model.kv_pool import KvPool, LayerShape
 from specserve.model.runner import GuessCall, GuessedTokens, SequenceSlice
 
@@ -59,7 +60,8 @@ class CompiledDecoder:
         self._eps = np.float32(config.rms_norm_eps)
         self._scale = np.float32(decoder.layers[0].self_attn.scaling)
         self._rotary: nn.Module = decoder.rotary_emb
-        self._cos, self._sin = self._angles(256)
+        self._config = config
+        self._cos, self._sin = self._angles(min(256, longest_context(config) or 256))
         self._windows = np.array([layer.window or _NO_WINDOW for layer in layers], np.int64)
         self._kernels = compile_kernels(self._shape.key_dim)
         # [V, H] bfloat16 as uint16; the tensor keeps the memory.
@@ -207,7 +209,9 @@ class CompiledDecoder:
     def _reach(self, length: int) -> None:
         """Have angles for so many positions."""
         if length > len(self._cos):
-            self._cos, self._sin = self._angles(2 * length)
+            # Some rope types bend all angles for positions beyond the context.
+            limit = longest_context(self._config) or 2 * length
+            self._cos, self._sin = self._angles(max(length, min(2 * length, limit)))
 
     def _matmul(self, rows: int) -> npt.NDArray[np.int64]:
         """Choose the loops for so many rows: larger weights than the caches do not pass twice."""

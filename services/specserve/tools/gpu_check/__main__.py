@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+import time
 
 from specserve.tools.gpu_check.requirements import advice, shortages
 
 
 def main() -> int:
     """Look for the packages first, then run the command; return the process's exit code."""
+    began = time.monotonic()
     if missing := shortages():
         sys.stderr.write(advice(missing) + "\n")
         return 2
@@ -21,7 +23,7 @@ def main() -> int:
     parser = Parser("python -m specserve.tools.gpu_check", "check exactness and speed on a GPU")
     add_arguments(parser)
     try:
-        return run(parser.parse(sys.argv[1:]))
+        return run(parser.parse(sys.argv[1:]), began)
     except ConfigurationError as error:
         warn(f"gpu-check: {error}")
         return 2

@@ -10,8 +10,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import os
 import tempfile
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,7 +33,12 @@ from specserve.tools.gpu_check.stages import (
 from specserve.tools.gpu_check.tables import report_table
 from specserve.tools.terminal import say
 
+logger = logging.getLogger(__name__)
+
 DEFAULT_BUDGET_S = 220.0
+END_S = 10.0
+"""Of the budget, left to stop the last services and write the record."""
+
 FILE_NAME = "gpu-check.json"
 GRAPHS_MARK = ", CUDA graphs"
 
@@ -43,6 +50,8 @@ class CheckOptions:
     plan: CheckPlan
     device: str
     budget_s: float
+    began: float
+    """When the budget began to run, on the monotonic clock."""
     json_path: Path | None
     """Where the record goes; None prints the table only."""
     graphs: bool
@@ -70,22 +79,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run all stages; 0 when every gate passed, 1 when one did not or had no time."""
+def run(args: argparse.Namespace, began: float | None = None) -> int:
+    """Run all stages; 0 when every gate passed, 1 when one did not or had no time.
+
+    Args:
+        began: when the process began, on the monotonic clock; None for now.
+    """
+    began = time.monotonic() if began is None else began
     if missing := shortages():
         raise ConfigurationError(advice(missing))
     if not args.budget_s > 0:
         raise ConfigurationError(f"--budget-s: {args.budget_s}, more than 0 was wanted")
     out = os.environ.get("OUT")
     path = args.json or (Path(out) / FILE_NAME if out else None)
+    device = _found_device(args.device)
     options = CheckOptions(
         plan=TINY if args.tiny else FULL,
-        device=args.device,
+        device=device,
         budget_s=args.budget_s,
+        began=began,
         json_path=None if path is None else Path(path),
-        graphs=args.graphs and args.device != "cpu",
+        graphs=args.graphs and device != "cpu",
     )
-    _require_device(options.device)
     reports = asyncio.run(run_checks(options))
     say(report_table(reports))
     passed = is_passed(reports)
@@ -106,7 +121,7 @@ async def run_checks(options: CheckOptions) -> list[StageReport]:
     from specserve.tools.gpu_check.shapes import write_model
     from specserve.tools.gpu_check.steps import Steps
 
-    budget = Budget(options.budget_s)
+    budget = Budget(options.budget_s - END_S, began=options.began)
     reports: list[StageReport] = []
 
     async def stage(stage: Stage) -> StageReport:
@@ -128,6 +143,7 @@ async def run_checks(options: CheckOptions) -> list[StageReport]:
         for eager in (True, False) if options.graphs else (True,):
             if eager:
                 await stage(Stage("sampler", _sampler_stage(options), 3, 30, is_gate=True))
+                await stage(Stage("attention", _attention_stage(options), 3, 20, is_gate=True))
             # Graphs are an option, and what they do is no gate.
             mark = "" if eager else GRAPHS_MARK
             exact = SmallPair(plan, small, options.device, enforce_eager=eager)
@@ -136,7 +152,7 @@ async def run_checks(options: CheckOptions) -> list[StageReport]:
                 if eager:
                     await stage(Stage("law", exact.law, 5, 60, is_gate=True))
             finally:
-                await exact.close()
+                await _end(exact.close)
             steps = Steps(plan, large, options.device, enforce_eager=eager)
             timed = await stage(Stage(f"steps{mark}", steps.run, 15, 70, is_gate=False))
             pair = LargePair(plan, large, options.device, timed.figures, enforce_eager=eager)
@@ -145,16 +161,26 @@ async def run_checks(options: CheckOptions) -> list[StageReport]:
                 if eager:
                     await stage(Stage("bfloat16", pair.divergences, 10, 30, is_gate=False))
             finally:
-                await pair.close()
+                await _end(pair.close)
     return reports
 
 
+async def _end(close: Callable[[], Awaitable[None]]) -> None:
+    """Stop services; what hinders that costs no other stage, and they end with this process."""
+    try:
+        async with asyncio.timeout(END_S):
+            await close()
+    except Exception:
+        logger.exception("services could not be stopped")
+
+
 def _sampler_stage(options: CheckOptions) -> Callable[[Figures, float], Awaitable[None]]:
-    from specserve.model.loading import resolve_device
+    import torch
+
     from specserve.tools.gpu_check.sampler_check import compare_sampler
 
     async def run(figures: Figures, _limit_s: float) -> None:
-        device = resolve_device(options.device)
+        device = torch.device(options.device)
         vocab_size = options.plan.target.vocab_size
         report = await asyncio.to_thread(compare_sampler, vocab_size, device)
         figures |= asdict(report)
@@ -164,15 +190,29 @@ def _sampler_stage(options: CheckOptions) -> Callable[[Figures, float], Awaitabl
     return run
 
 
-def _require_device(device: str) -> None:
-    """Refuse a device that is not there, before anything is started.
+def _attention_stage(options: CheckOptions) -> Callable[[Figures, float], Awaitable[None]]:
+    import torch
+
+    from specserve.tools.gpu_check.attention_check import compare_attention
+
+    async def run(figures: Figures, _limit_s: float) -> None:
+        report = await asyncio.to_thread(compare_attention, torch.device(options.device))
+        figures |= asdict(report)
+        if not report.passed:
+            raise CheckFailed(f"the device's attention is not the reference's: {report}")
+
+    return run
+
+
+def _found_device(device: str) -> str:
+    """Name the device that is meant, before anything is started.
 
     Raises:
-        ConfigurationError: with what was found.
+        ConfigurationError: it is not there.
     """
     from specserve.model.loading import resolve_device
 
-    resolve_device(device)
+    return str(resolve_device(device))
 
 
 def _write(options: CheckOptions, reports: list[StageReport]) -> None:

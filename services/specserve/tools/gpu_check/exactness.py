@@ -20,7 +20,7 @@ from specserve.speculation.transforms import transform
 from specserve.speculation.types import AcceptanceRule, SamplingParams
 from specserve.tools.generation_client import GenerationClient, Job
 from specserve.tools.gpu_check.plan import CheckPlan
-from specserve.tools.gpu_check.services import pair_spec
+from specserve.tools.gpu_check.services import pair_spec, require_graphs
 from specserve.tools.gpu_check.stages import CheckFailed, Figures
 from specserve.tools.local import LocalPair
 from specserve.tools.terminal import Progress
@@ -80,6 +80,7 @@ class SmallPair:
         self._device = device
         self._enforce_eager = enforce_eager
         self._stack = AsyncExitStack()
+        self._local: LocalPair | None = None
         self._client: GenerationClient | None = None
 
     async def client(self) -> GenerationClient:
@@ -94,7 +95,7 @@ class SmallPair:
                 num_kv_blocks=4096,
                 enforce_eager=self._enforce_eager,
             )
-            local = await self._stack.enter_async_context(LocalPair(spec))
+            self._local = local = await self._stack.enter_async_context(LocalPair(spec))
             address = local.orchestrators[0].address
             client = await self._stack.enter_async_context(GenerationClient(address))
             # First forwards load a device's kernels, and a draft that still reads the prompt is not
@@ -106,7 +107,7 @@ class SmallPair:
 
     async def close(self) -> None:
         """Stop the pair. Idempotent."""
-        self._client = None
+        self._client = self._local = None
         await self._stack.aclose()
 
     async def parity(self, figures: Figures, _limit_s: float) -> None:
@@ -114,6 +115,8 @@ class SmallPair:
         for attempt in range(NUM_ATTEMPTS):
             report = await self._compared()
             figures |= {**report.record(), "num_attempts": attempt + 1}
+            if self._local is not None and not self._enforce_eager:
+                require_graphs(self._local)
             if report.passed:
                 return
             # Texts of a tiny model end within a moment; one in which the draft did not get a

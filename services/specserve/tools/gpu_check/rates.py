@@ -18,7 +18,7 @@ import numpy as np
 from specserve.speculation.types import AcceptanceRule, SamplingParams
 from specserve.tools.generation_client import Generated, GenerationClient, Job
 from specserve.tools.gpu_check.plan import CheckPlan
-from specserve.tools.gpu_check.services import OFFLINE, pair_spec
+from specserve.tools.gpu_check.services import OFFLINE, pair_spec, require_graphs
 from specserve.tools.gpu_check.stages import Figures
 from specserve.tools.gpu_check.steps import step_ms
 from specserve.tools.local import LocalPair
@@ -89,6 +89,8 @@ class LargePair:
                 for k in (0, plan.num_speculative_tokens):
                     await self._decode(client, "warm", batch, rule, k, num_warm_up_tokens)
                     done = await self._decode(client, "run", batch, rule, k, plan.num_rate_tokens)
+                    if not self._enforce_eager:
+                        require_graphs(local)
                     rates.append(asdict(self._rate(done, batch, rule, k)))
 
     async def divergences(self, figures: Figures, _limit_s: float) -> None:

@@ -1,4 +1,7 @@
-"""The services of a check: plain processes with dummy weights on one device. Knows flags."""
+"""The services of a check: plain processes with dummy weights on one device.
+
+Knows their flags, and what they log when CUDA graphs fail.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,9 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from specserve.tools.local import PairSpec
+from specserve.model.cuda_graphs import EAGER_FROM_NOW_ON
+from specserve.tools.gpu_check.stages import CheckFailed
+from specserve.tools.local import LocalPair, PairSpec
 
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
 """Everything lies in folders; nothing may be looked for elsewhere."""
@@ -49,3 +54,15 @@ def pair_spec(
         orchestrator_flags=("--draft-timeout-s=20", "--device-hang-s=60"),
         env=OFFLINE,
     )
+
+
+def require_graphs(pair: LocalPair) -> None:
+    """Refuse figures of a pair that has given up its CUDA graphs: they would be eager ones.
+
+    Raises:
+        CheckFailed: a target or draft says so in its log.
+    """
+    for service in (*pair.targets, *pair.drafts):
+        for line in service.log_tail().splitlines():
+            if EAGER_FROM_NOW_ON in line:
+                raise CheckFailed(f"{service.role}: {line}")

@@ -6,12 +6,15 @@ Knows time and what a stage found; knows no model and no service.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from specserve.errors import SpecServeError
+
+logger = logging.getLogger(__name__)
 
 Figures = dict[str, object]
 """What a stage found, as JSON values; filled while it runs, so that a stage cut short keeps what
@@ -71,9 +74,17 @@ class StageReport:
 class Budget:
     """The time that all stages share."""
 
-    def __init__(self, total_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        total_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        began: float | None = None,
+    ) -> None:
+        """Args:
+        began: the clock's time from which the total counts; None for now.
+        """
         self._clock = clock
-        self._end = clock() + total_s
+        self._end = (clock() if began is None else began) + total_s
 
     @property
     def left_s(self) -> float:
@@ -97,9 +108,16 @@ async def run_stage(stage: Stage, budget: Budget) -> StageReport:
         report.status, report.reason = Status.FAILED, f"cut short after {limit_s:.0f} s"
     except CheckFailed as failure:
         report.status, report.reason = Status.FAILED, str(failure)
-    except (SpecServeError, OSError, RuntimeError, ValueError) as error:
-        report.status, report.reason = Status.FAILED, f"{type(error).__name__}: {error}"
+    except SpecServeError as error:
+        report.status, report.reason = Status.FAILED, _told(error)
+    except Exception as error:
+        logger.exception("stage %s failed", stage.name)
+        report.status, report.reason = Status.FAILED, _told(error)
     else:
         report.status = Status.PASSED
     report.seconds = time.monotonic() - began
     return report
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

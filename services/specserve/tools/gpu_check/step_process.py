@@ -10,13 +10,14 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 
 import torch
 
 from specserve.config import EngineConfig
+from specserve.model.hf_runner import HuggingFaceRunner
 from specserve.model.loading import load_runner, resolve_device
 from specserve.model.runner import Runner, SequenceSlice
 from specserve.model.sampler import draw_proposals, score_rows
@@ -84,7 +85,10 @@ def measure_bandwidth(device: torch.device, num_bytes: int) -> float:
     return 2 * source.nbytes / (_median_ms(lambda: copy.copy_(source), device, 5) / 1e3)
 
 
-def _time_model(job: StepJob, role: str, device: torch.device, bandwidth: float) -> list[StepTime]:
+def _time_model(
+    job: StepJob, role: str, device: torch.device, bandwidth: float
+) -> Iterator[StepTime]:
+    """Measure one cell after the other; say before each how it is run."""
     began = time.monotonic()
     runner = load_runner(
         EngineConfig(
@@ -101,7 +105,6 @@ def _time_model(job: StepJob, role: str, device: torch.device, bandwidth: float)
     _say("loaded", model=role, seconds=time.monotonic() - began, weights_bytes=info.weights_bytes)
     weights_bytes = info.weights_bytes - job.embedding_bytes[role]
     kv_bytes = info.kv_cache_bytes / (info.num_blocks * info.block_size)
-    cells = []
     for batch in job.batches:
         for rows in job.rows if role == "target" else [1]:
             slices = _slices(job, info.block_size, batch, rows)
@@ -109,9 +112,9 @@ def _time_model(job: StepJob, role: str, device: torch.device, bandwidth: float)
             forward_ms = _median_ms(partial(runner.forward, slices), device, job.num_repeats)
             step_ms = _median_ms(partial(step, runner, slices), device, job.num_repeats)
             num_bytes = weights_bytes + batch * job.context_length * kv_bytes
-            cell = StepTime(role, rows, batch, forward_ms, step_ms, 1e3 * num_bytes / bandwidth)
-            cells.append(cell)
-    return cells
+            if isinstance(runner, HuggingFaceRunner) and (counts := runner.graph_counts):
+                _say("graphs", model=role, **asdict(counts))
+            yield StepTime(role, rows, batch, forward_ms, step_ms, 1e3 * num_bytes / bandwidth)
 
 
 def _slices(job: StepJob, block_size: int, batch: int, rows: int) -> list[SequenceSlice]:

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import IO
 
 from specserve.tools.gpu_check.plan import CheckPlan
 from specserve.tools.gpu_check.services import OFFLINE
@@ -69,35 +70,56 @@ class Steps:
             end = time.monotonic() + limit_s - _GRACE_S
             try:
                 while child.stdout and (line := await _line(child.stdout, end)):
-                    _take(figures, line)
+                    take(figures, line)
                 code = await asyncio.wait_for(child.wait(), max(0.0, end - time.monotonic()))
             except TimeoutError:
                 raise CheckFailed(f"cut short after {limit_s:.0f} s") from None
+            except CheckFailed as failure:
+                raise CheckFailed(f"{failure}: {_tail(log)}") from None
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     child.kill()
                 await child.wait()
             if code:
-                log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
-                text = log.read().decode(errors="replace").strip()
-                raise CheckFailed(f"the measuring process ended with {code}: {text}")
+                raise CheckFailed(f"the measuring process ended with {code}: {_tail(log)}")
+        if not self._enforce_eager and "graphs" not in figures:
+            raise CheckFailed("the measuring process had no CUDA graphs to count")
 
 
 async def _line(stream: asyncio.StreamReader, end: float) -> bytes:
     return await asyncio.wait_for(stream.readline(), max(0.0, end - time.monotonic()))
 
 
-def _take(figures: Figures, line: bytes) -> None:
-    """File one line of the child's."""
-    with contextlib.suppress(ValueError):
+def _tail(log: IO[bytes]) -> str:
+    log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
+    return log.read().decode(errors="replace").strip()
+
+
+def take(figures: Figures, line: bytes) -> None:
+    """File one line of the child's.
+
+    Raises:
+        CheckFailed: the cell that comes next was not replayed, though it should have been.
+    """
+    try:
         values = json.loads(line)
-        kind = values.pop("kind")
-        if kind in ("step", "loaded"):
-            cells = figures.setdefault(f"{kind}s" if kind == "step" else kind, [])
-            if isinstance(cells, list):
-                cells.append(values)
-        else:
-            figures[kind] = values
+    except ValueError:
+        return
+    kind = values.pop("kind")
+    if kind in ("step", "loaded"):
+        cells = figures.setdefault(f"{kind}s" if kind == "step" else kind, [])
+        if isinstance(cells, list):
+            cells.append(values)
+    elif kind == "graphs":
+        counts = figures.setdefault(kind, {})
+        if isinstance(counts, dict):
+            counts[values["model"]] = values["num_graphs"]
+        if values["is_broken"]:
+            raise CheckFailed(f"{values['model']}: a CUDA graph could not be captured")
+        if not values["num_graphs"]:
+            raise CheckFailed(f"{values['model']}: no step is a CUDA graph")
+    else:
+        figures[kind] = values
 
 
 def step_ms(figures: Figures, model: str, rows: int, batch: int) -> float | None:
