@@ -56,6 +56,11 @@ class PlannedForward:
         """Whether what the last forward wrote is finite; read before the next one, when the device
         has long computed it."""
 
+    @property
+    def run(self) -> RunPlan:
+        """What runs the planned batches."""
+        return self._run
+
     def clears_tails(self) -> bool:
         """Whether some row has gone bad: a masked slot counts as 0 * value, and 0 * NaN is NaN, so
         what it left behind in freed blocks must not reach their next owner.
