@@ -190,6 +190,19 @@ def test_k_is_dynamic_without_being_told_how():
         assert dynamic(options).speculative.num_speculative_tokens_schedule == "auto"
 
 
+@pytest.mark.parametrize("method", ["draft_model", "suffix", "cascade"])
+def test_a_method_that_is_named_is_measured_though_it_is_the_default(method):
+    """The embedded pair has a default of its own, which is for who names none."""
+    for base in (None, SpeculativeConfig(num_speculative_tokens=4)):
+        _, config = read_method(method, base)
+        kept = changed(config, '{"num_speculative_tokens_schedule": "constant"}')
+        assert kept.method == method
+        assert "method" in kept.model_fields_set
+    words = ("--speculative-config", json.dumps({"method": method}), "--num-speculative-tokens=3")
+    options = bench_options(parse(*words), "serving")
+    assert "method" in options.speculative.model_fields_set
+
+
 def test_a_record_names_a_draft_and_not_where_it_lies(tmp_path):
     """Two machines with one draft in different folders are alike."""
     folder = tmp_path / "a-draft"

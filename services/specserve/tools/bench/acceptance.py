@@ -102,6 +102,6 @@ def read_method(text: str, base: SpeculativeConfig | None) -> tuple[str, Specula
         values = config.model_dump(exclude_defaults=True)
         rest = {key: value for key, value in values.items() if key not in ("method", "model")}
         return f"{config.method} {json.dumps(rest)}" if rest else config.method, config
-    shared = {} if base is None else base.model_dump(exclude_defaults=True, exclude={"method"})
+    shared = {} if base is None else base.model_dump(exclude_unset=True, exclude={"method"})
     config = parse_speculative_config(json.dumps({**shared, "method": text}))
     return text, config if config.needs_draft_model else config.model_copy(update={"model": None})

@@ -136,7 +136,8 @@ def changed(base: SpeculativeConfig, keys: str) -> SpeculativeConfig:
     Raises:
         ConfigurationError: a key is unknown.
     """
-    values = base.model_dump(exclude_defaults=True)
+    # What was set is kept, a default's value too: the embedded pair has defaults of its own.
+    values = base.model_dump(exclude_unset=True)
     return parse_speculative_config(json.dumps(values | json.loads(keys)))
 
 

@@ -85,7 +85,7 @@ def _speculative(args: argparse.Namespace) -> SpeculativeConfig | None:
         config = parse_speculative_config(args.speculative_config)
     if args.num_speculative_tokens is None:
         return config
-    values = {} if config is None else config.model_dump(exclude_defaults=True)
+    values = {} if config is None else config.model_dump(exclude_unset=True)
     values["num_speculative_tokens"] = args.num_speculative_tokens
     return parse_speculative_config(json.dumps(values))
 
