@@ -15,8 +15,8 @@ import specserve
 from specserve.speculation.planted_faults import SWITCH, SWITCH_VALUE, VARIABLE, Fault
 
 SOURCES = str(Path(specserve.__file__).parents[1])
-BIAS = "0.03"
-"""A 36th of the default's draws: 12,700 of the bias case, 1,600 of each other case."""
+BIAS = "0.015"
+"""A ninth of the default's draws."""
 
 
 def verify(tmp_path: Path, fault: Fault | None) -> tuple[int, dict[str, Any]]:

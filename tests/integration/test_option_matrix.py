@@ -311,7 +311,9 @@ class Laws:
                 assert counts.keys() <= {token for token, p in law.items() if p > 1e-12}, case
                 num_draws = sum(counts.values())
                 p_value = chi_square_p(
-                    [counts[token] for token in law], [p * num_draws for p in law.values()]
+                    [counts[token] for token in law],
+                    [p * num_draws for p in law.values()],
+                    least=10.0,
                 )
                 assert p_value > FALSE_ALARM, case
 

@@ -11,7 +11,7 @@ from helpers.pair import DRAFT, TARGET, Pair, greedy_tokens, make_draft, make_re
 from helpers.waiting import eventually
 from specserve.orchestrator import verified_gate
 from specserve.rpc.v1.generation_pb2 import GetPairRequest, GetPairResponse
-from specserve.rpc.verified_records import VerifiedRecord, pair_keys, write_record
+from specserve.rpc.verified_records import Evidence, VerifiedRecord, pair_keys, write_record
 from specserve.speculation.types import AcceptanceRule
 
 pytestmark = pytest.mark.slow
@@ -26,6 +26,9 @@ def _look_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verified_gate, "RECHECK_S", 0.0)
 
 
+EVIDENCE = Evidence(bias=0.005, num_parity_tokens=384, num_prefix_texts=500)
+
+
 async def describe(pair: Pair) -> GetPairResponse:
     response: GetPairResponse = await pair.stub.GetPair(GetPairRequest())
     return response
@@ -37,7 +40,7 @@ async def keep_record(
     """Write what `specserve verify` would write for the pair as it is."""
     served = await describe(pair)
     for key in pair_keys(served.target, served.draft, served.versions, "draft_model", rules):
-        write_record(folder, VerifiedRecord(key, passed, 4, "2026-01-01", {}))
+        write_record(folder, VerifiedRecord(key, passed, 4, EVIDENCE, "2026-01-01", {}))
 
 
 async def drafted(pair: Pair, *, rule: str = "greedy", for_verification: bool = False) -> int:

@@ -69,11 +69,10 @@ async def test_a_running_pair_earns_its_record_in_place(
     """
     monkeypatch.setattr(verified_gate, "RECHECK_S", 0.0)
 
-    async def held(_: argparse.Namespace) -> DistributionReport:
-        return DistributionReport("", (), code_versions())
+    async def held(*_: object) -> DistributionReport:
+        return DistributionReport("", 0.005, (), code_versions())
 
     monkeypatch.setattr(command, "_distribution", held)
-    monkeypatch.setattr(prefixes, "MIN_DRAWS", 50)
     monkeypatch.setattr(prefixes, "NUM_WARM_UP", 8)
     report = tmp_path / "report.json"
     folder = tmp_path / "verified"
@@ -88,7 +87,7 @@ async def test_a_running_pair_earns_its_record_in_place(
         request = make_request(max_tokens=24)
         before = await pair.generate(request)
         words = ("--orchestrator-address", pair.orchestrator.address, "--verified-dir", str(folder))
-        args = flags(*words, "--json", str(report), "--seconds", "0.1", "--num-prompts", "1")
+        args = flags(*words, "--json", str(report), "--seconds", "0.1")
 
         assert await asyncio.to_thread(command.run, args) == 0
 

@@ -144,7 +144,7 @@ class _Request:
             sim.outcome.reasons[choice.reason] += 1
             sim.outcome.rounds_by_k[choice.num_speculative_tokens] += 1
             if self._controller is not None:
-                sim.pool.note(self._controller, choice.num_speculative_tokens)
+                sim.pool.note(self._controller, choice.num_speculative_tokens, sim.clock.now)
             if choice.num_speculative_tokens == 0:
                 yield from self._decode_ahead(choice.num_steps, catches_up)
             else:

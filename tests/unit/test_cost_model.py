@@ -9,7 +9,7 @@ from specserve.speculation.cost_model import (
     RoundTiming,
 )
 
-ALONE = Load(1, 1, 0)
+ALONE = Load(1, 1)
 
 
 def timing(k=4, *, draft_s=0.002, verify_s=0.020, rest_s=0.001, hidden=0, queue_s=0.0, rows=None):
@@ -79,7 +79,7 @@ def test_costs_are_those_of_all_choosing_alike_not_of_one_alone():
         fed(rounds_of(4, 3, verify_s=0.002 * rows, rows=rows), model=model)
     model.observe_plain(plain(rows=32, step_s=0.064), 0.0)
 
-    costs = model.costs(Load(32, 32, 0), 4, 16, 1.0)
+    costs = model.costs(Load(32, 32), 4, 16, 1.0)
     # A single session that speculates among 31 that do not would see 36 rows instead of 32.
     assert costs.plain_s == pytest.approx(0.064, rel=0.05)
     assert costs.round_s[4] > 2 * costs.plain_s
@@ -93,7 +93,7 @@ def test_half_drafts_while_the_other_half_is_verified():
         fed(rounds_of(4, 4, draft_s=0.010, verify_s=0.001 * rows, rows=rows), model=model)
 
     # In step: 40 + 80 ms. By turns: 40 drafting beside 40 verifying.
-    assert model.costs(Load(16, 16, 0), 4, 16, 1.0).round_s[4] == pytest.approx(0.0815, rel=0.05)
+    assert model.costs(Load(16, 16), 4, 16, 1.0).round_s[4] == pytest.approx(0.0815, rel=0.05)
 
 
 def test_tokens_drafted_ahead_are_not_waited_for():
@@ -108,14 +108,28 @@ def test_tokens_drafted_ahead_are_not_waited_for():
 
 def test_queueing_counts_only_when_all_speculate():
     """A lone probe waits for a forward of the others; if all speculated there were none to wait."""
-    load = Load(8, 8, 4)
-    lone = fed(rounds_of(40, 4, queue_s=0.015, rows=8), load=Load(8, 8, 0))
+    load = Load(8, 8, all_draft=True)
+    lone = fed(rounds_of(40, 4, queue_s=0.015, rows=8), load=Load(8, 8))
     together = fed(rounds_of(40, 4, queue_s=0.015, rows=8), load=load)
 
-    slow = together.costs(load, 4, 16, 1.0).round_s[4]
-    assert slow > 1.2 * lone.costs(load, 4, 16, 1.0).round_s[4]
+    slow = together.costs(load, 4, 16, 1.0).seconds(4, 4)
+    assert slow > 1.2 * lone.costs(load, 4, 16, 1.0).seconds(4, 4)
     # The opinion fades: what was crowded once is tried again.
-    assert together.costs(load, 4, 16, 100.0).round_s[4] < slow
+    assert together.costs(load, 4, 16, 100.0).seconds(4, 4) < slow
+
+
+def test_crowding_is_learned_however_few_of_the_tokens_come():
+    """An unsure draft mostly stops short: what all rounds take tells of any K none the less."""
+    load, model = Load(8, 8, all_draft=True), CostModel()
+    one, four = timing(1, queue_s=0.015, rows=16), timing(4, queue_s=0.015, rows=24)
+    for number in range(60):
+        model.observe_round(four if number % 3 == 0 else one, load, number * 1e-3)
+
+    costs = model.costs(load, 5, 16, 1.0)
+    assert costs.crowding > 1.2
+    assert costs.seconds(4, 2.0) == pytest.approx(costs.crowding * costs.round_s[2])
+    assert costs.seconds(5, 9.0) == pytest.approx(costs.crowding * costs.round_s[5])
+    assert model.costs(Load(2, 2), 4, 16, 1.0).crowding == 1.0
 
 
 def test_late_proposals_make_drafting_dear():

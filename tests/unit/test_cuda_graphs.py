@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 import torch
 
+from specserve.model import cuda_graphs
 from specserve.model.cuda_graphs import EAGER_FROM_NOW_ON, GraphCounts, GraphedForward
 from specserve.model.kv_pool import KvPool, LayerShape
 from specserve.model.paged_batch import BatchPlan
@@ -155,6 +156,23 @@ def test_a_warm_up_that_fails_counts_as_a_failed_capture(
     assert graphed(step(2), POOL)[:, 0].tolist() == [7, 8]
     assert graphed.counts == GraphCounts(num_graphs=0, is_broken=True)
     assert cuda.current is cuda.default
+
+
+def test_a_shape_too_many_is_told_of_once_and_runs_eagerly(
+    cuda: Cuda,
+    graphed: GraphedForward,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Else a deployment is slow in some batches and nothing says why."""
+    monkeypatch.setattr(cuda_graphs, "MAX_NUM_GRAPHS", 2)
+
+    for count in (1, 2, 4, 8, 4):
+        assert graphed(step(count), POOL)[:, 0].tolist() == [7 + i for i in range(count)]
+
+    assert graphed.counts == GraphCounts(num_graphs=2, is_broken=False)
+    assert len(cuda.captures) == 2
+    assert caplog.text.count("runs eagerly") == 1
 
 
 def test_a_prefill_is_no_graph(cuda: Cuda, graphed: GraphedForward) -> None:

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from specserve.errors import ConfigurationError, ModelUnavailable
-from specserve.model.draft_package import EMBEDDING, VOCAB_FILE
+from specserve.model.draft_package import EMBEDDING, VOCAB_FILE, package_files
 from specserve.tools.distill.batch import TargetSettings, column_of, make_batch
 from specserve.tools.distill.command import DistillConfig, distill, layers_of
 from specserve.tools.distill.evaluate import (
@@ -498,3 +498,14 @@ def test_distill_writes_a_plain_directory(tmp_path: Path) -> None:
     vocab = json.loads((report.output / VOCAB_FILE).read_text())["token_ids"]
     assert {0, 1, 2} <= set(vocab)
     assert report.curve[-1].step == report.num_steps
+
+
+def test_a_dot_in_a_packages_name_is_part_of_it(tmp_path):
+    """Two drafts packed as `mine.v1` and `mine.v2` do not overwrite one another."""
+    names = {
+        file.name for stem in ("mine.v1", "mine.v2") for file in package_files(tmp_path / stem)
+    }
+
+    assert names == {
+        f"mine.{version}.{ending}" for version in ("v1", "v2") for ending in ("json", "safetensors")
+    }

@@ -70,7 +70,7 @@ class Learned:
             verify_forward_s=STEP_S,
             verify_rows=2 * (K + 1),
         )
-        pool.observe_round(controller, timing, K, num_accepted, Load(2, 2, 0), self.now)
+        pool.observe_round(controller, timing, K, num_accepted, Load(2, 2), self.now)
         plain = PlainTiming(4, 4 * STEP_S, STEP_S, ((2, STEP_S),) * 4)
         pool.observe_plain(controller, plain, 0.0, self.now)
 

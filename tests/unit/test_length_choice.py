@@ -28,6 +28,7 @@ COSTS = RoundCosts(
     token_s=0.019,
     call_s=0.016,
     round_s=(0.020, 0.024, 0.028, 0.032),
+    crowding=1.0,
     delay_s=(0.0, 0.0, 0.0, 0.0),
     num_sessions=1,
     num_plain=9,
@@ -79,6 +80,17 @@ def test_gain_below_the_margin_never_moves_it():
         better = (MARGIN - 0.001) * 20
         assert standing.settle(options(better, 20), float(number)) is Reason.HYSTERESIS
     assert standing.k == 1
+
+
+@pytest.mark.parametrize(("before", "gain", "after"), [(0, 1.05, 0), (0, 1.15, 1), (1, 1.05, 0)])
+def test_among_others_drafting_begins_for_more_than_a_models_word(before, gain, after):
+    """What rounds of all take is not measured before they run; what they lose then is."""
+    standing = Standing(before)
+    better = (20, 20 * gain) if before == 0 else (20 * gain, 20)
+    for number in range(2 * NUM_TIMES):
+        standing.settle(options(*better), float(number), is_alone=False)
+
+    assert standing.k == after
 
 
 def test_clear_gain_moves_it_at_once():
@@ -157,7 +169,7 @@ def test_warming_up_goes_on_although_rounds_come_to_nothing():
     being read. Whoever comes later must still be let try."""
     pool = LengthPool(0.0)
     acceptance = PoolAcceptance()
-    load = Load(16, 16, 0)
+    load = Load(16, 16)
     now = 0.0
     for _ in range(5):
         controllers = [pool.open(acceptance, 1, 4, now) for _ in range(16)]
@@ -165,7 +177,7 @@ def test_warming_up_goes_on_although_rounds_come_to_nothing():
         for controller in controllers:
             now += 0.01
             choice = pool.choose(controller, load, 4, 16, now)
-            pool.note(controller, choice.num_speculative_tokens)
+            pool.note(controller, choice.num_speculative_tokens, now)
             chosen.append(choice)
         assert {choice.reason for choice in chosen} == {Reason.WARMUP}
         drafting = [choice for choice in chosen if choice.num_speculative_tokens]
@@ -176,7 +188,7 @@ def test_warming_up_goes_on_although_rounds_come_to_nothing():
 
 def knowing_pool(acceptance):
     """Make a pool of one session whose drafts are all accepted."""
-    pool, load = LengthPool(0.0), Load(1, 1, 0)
+    pool, load = LengthPool(0.0), Load(1, 1)
     drafting = RoundTiming(4, 0.030, 0.008, 0.0, 0.008, 1, 0, 0.0, 0.020, 5)
     controller = pool.open(acceptance, 1, 4, 0.0)
     for number in range(40):
@@ -190,7 +202,7 @@ def knowing_pool(acceptance):
 def test_a_probe_that_is_only_foreseen_is_not_begun():
     """What is chosen a round ahead may never be done: it must not count as a look."""
     acceptance = PoolAcceptance()
-    pool, load, later = knowing_pool(acceptance), Load(1, 1, 0), 1000.0
+    pool, load, later = knowing_pool(acceptance), Load(1, 1), 1000.0
     pool.budget.accrue(1000, later)
     controller = pool.open(acceptance, 1, 4, later)
     for _ in range(3):
@@ -202,7 +214,7 @@ def test_a_probe_that_is_only_foreseen_is_not_begun():
 def test_the_prompt_s_round_looks_at_nothing():
     """Its time tells nothing of decode-ahead, and a draft that is wanted reads the prompt in it."""
     acceptance = PoolAcceptance()
-    pool, load = knowing_pool(acceptance), Load(1, 1, 0)
+    pool, load = knowing_pool(acceptance), Load(1, 1)
     later = 1000.0
     pool.budget.accrue(1000, later)
     first = pool.open(acceptance, 1, 4, later)
@@ -221,8 +233,8 @@ def test_warming_up_ends_when_nothing_ever_comes(is_late):
     for number in range(3200):
         now = 0.01 * number
         controller = controllers[number % 16]
-        choice = pool.choose(controller, Load(16, 16, 0), 4, 16, now)
-        pool.note(controller, choice.num_speculative_tokens)
+        choice = pool.choose(controller, Load(16, 16), 4, 16, now)
+        pool.note(controller, choice.num_speculative_tokens, now)
         reasons.append(choice.reason)
         if choice.num_speculative_tokens == 0:
             pool.observe_plain(controller, plain, 0.0, now)
@@ -242,9 +254,9 @@ def test_decode_ahead_of_single_tokens_is_measured_too():
     drafting = RoundTiming(4, 0.030, 0.008, 0.0, 0.008, 1, 0, 0.0, 0.020, 5)
     for number in range(40):
         at = 0.03 * number
-        choice = pool.choose(controller, Load(1, 1, 0), 4, 1, at)
+        choice = pool.choose(controller, Load(1, 1), 4, 1, at)
         if choice.num_speculative_tokens:
-            pool.observe_round(controller, drafting, 4, 4, Load(1, 1, 0), at)
+            pool.observe_round(controller, drafting, 4, 4, Load(1, 1), at)
         else:
             pool.observe_plain(controller, PlainTiming(1, 0.021, 0.021, ((1, 0.02),)), 0.0, at)
     assert choice == Choice(4, Reason.BEST)

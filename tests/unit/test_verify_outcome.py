@@ -8,7 +8,7 @@ import pytest
 
 from specserve.rpc import codec
 from specserve.rpc.v1.generation_pb2 import GetPairResponse
-from specserve.rpc.verified_records import read_all
+from specserve.rpc.verified_records import Evidence, read_all
 from specserve.speculation.types import AcceptanceRule
 from specserve.tools.verify.distribution import CaseReport, DistributionReport
 from specserve.tools.verify.long_texts import LongReport
@@ -34,9 +34,9 @@ def served(*versions: str) -> GetPairResponse:
     return pair
 
 
-def parity(broken: AcceptanceRule | None = None) -> ParityReport:
+def parity(broken: AcceptanceRule | None = None, longest: int = 4) -> ParityReport:
     modes = (
-        ModeReport(rule.value, rule, 1, 64, 0 if rule is broken else 40, 0, 20, divergences=())
+        ModeReport(rule.value, rule, 6, 384, 0 if rule is broken else 40, 0, 20, longest, ())
         for rule in (AcceptanceRule.GREEDY, AcceptanceRule.COUPLED)
     )
     return ParityReport("float32", "draft_model", tuple(modes))
@@ -54,7 +54,7 @@ def law(broken: AcceptanceRule | None = None) -> DistributionReport:
         )
         for case in CASES
     )
-    return DistributionReport("declared", cases, VERSIONS)
+    return DistributionReport("declared", 0.005, cases, VERSIONS)
 
 
 def outcome(
@@ -97,7 +97,15 @@ def test_a_record_a_rule_is_written_also_of_a_failure(tmp_path: Path) -> None:
         rule: rule is not AcceptanceRule.GREEDY for rule in AcceptanceRule
     }
     assert {record.num_speculative_tokens for record in found.values()} == {4}
+    assert {record.evidence for record in found.values()} == {Evidence(0.005, 384, 0)}
     assert all(record.key.draft is not None for record in found.values())
+
+
+def test_a_k_that_no_round_came_to_is_not_covered(tmp_path: Path) -> None:
+    """Four are configured; an unsure draft never guessed more than two."""
+    outcome(parity_of=parity(longest=2)).write(tmp_path)
+
+    assert {record.num_speculative_tokens for record in read_all(tmp_path)} == {2}
 
 
 def test_code_that_the_enumerable_pair_did_not_run_is_named() -> None:

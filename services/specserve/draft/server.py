@@ -45,7 +45,8 @@ async def start_draft(config: DraftConfig) -> ReplicaService:
     )
 
     def register(server: grpc.aio.Server) -> None:
-        draft_pb2_grpc.add_DraftServiceServicer_to_server(DraftServicer(replica, tokenizer), server)
+        servicer = DraftServicer(replica, tokenizer, config.speculative)
+        draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server)
 
     name = draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name
     return await ReplicaService.start(replica, "draft", config.server, name, register)

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 
 from specserve import telemetry
-from specserve.config import MAX_NUM_SPECULATIVE_TOKENS
+from specserve.config import MAX_NUM_SPECULATIVE_TOKENS, SpeculativeConfig
 from specserve.errors import InvalidRequest, SpecServeError
 from specserve.model.messages import ProposeCall, ProposeReply, Reply
 from specserve.model.tokenizer import Tokenizer
@@ -16,6 +16,9 @@ from specserve.rpc import codec, status
 from specserve.rpc.model_response import model_response
 from specserve.rpc.replica import ReplicaServer
 from specserve.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc
+
+GUESS_SETTINGS = ("draft_confidence_threshold", "draft_sample_top_k", "num_cached_outcomes")
+"""What guesses depend on besides the weights."""
 
 
 class DraftWire:
@@ -81,9 +84,12 @@ class DraftWire:
 class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     """The gRPC face of one draft replica."""
 
-    def __init__(self, replica: ReplicaServer, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, replica: ReplicaServer, tokenizer: Tokenizer, speculative: SpeculativeConfig
+    ) -> None:
         self._replica = replica
         self._tokenizer = tokenizer
+        self._settings = [f"{name}={getattr(speculative, name)}" for name in GUESS_SETTINGS]
 
     async def Propose(  # noqa: N802 - the contract's name
         self, request_iterator: Any, context: grpc.aio.ServicerContext[Any, Any]
@@ -96,7 +102,11 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     ) -> common_pb2.GetModelResponse:
         """Say what this replica serves."""
         response = model_response(
-            self._replica, self._tokenizer, request, MAX_NUM_SPECULATIVE_TOKENS
+            self._replica,
+            self._tokenizer,
+            request,
+            MAX_NUM_SPECULATIVE_TOKENS,
+            self._settings,
         )
         response.pid = os.getpid()
         return response

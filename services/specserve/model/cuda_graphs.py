@@ -49,6 +49,8 @@ class GraphedForward:
         self._graphs: dict[StepShape, _Graph] = {}
         self._place: _CapturePlace | None = None
         self._is_broken = False
+        self._is_full = False
+        """Whether a shape too many was told of."""
 
     @property
     def counts(self) -> GraphCounts:
@@ -77,11 +79,21 @@ class GraphedForward:
         if shape is None or not wants_all or self._is_broken or self._eager.clears_tails():
             return None
         found = self._graphs.get(shape)
-        if found is None and len(self._graphs) < MAX_NUM_GRAPHS:
-            step = StaticStep(self._run, pool, shape)
-            step.fill(batch)
-            found = self._captured(step)
-        return found
+        if found is not None:
+            return found
+        if len(self._graphs) == MAX_NUM_GRAPHS:
+            if not self._is_full:
+                self._is_full = True
+                logger.warning(
+                    "%d step shapes are CUDA graphs, which is all there may be: %s, and any other "
+                    "new shape, runs eagerly",
+                    MAX_NUM_GRAPHS,
+                    shape,
+                )
+            return None
+        step = StaticStep(self._run, pool, shape)
+        step.fill(batch)
+        return self._captured(step)
 
     def _captured(self, step: StaticStep) -> _Graph | None:
         """Capture a step that is filled in; None, and never again, when that fails."""

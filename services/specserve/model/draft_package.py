@@ -71,12 +71,17 @@ def dequantise_state(packed: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
+def package_files(stem: Path) -> tuple[Path, Path]:
+    """Return a package's weights and description; a dot in the stem is part of its name."""
+    return stem.with_name(f"{stem.name}.safetensors"), stem.with_name(f"{stem.name}.json")
+
+
 def write_package(student: Path, stem: Path) -> DraftPackage:
     """Pack a distilled draft's directory into `stem`.safetensors and `stem`.json."""
     config = json.loads((student / "config.json").read_text())
     if not config.get("tie_word_embeddings"):
         raise ModelUnavailable(f"{student}: only a draft with tied embeddings can be packed")
-    weights_file = stem.with_suffix(".safetensors")
+    weights_file, description = package_files(stem)
     save_file(quantise_state(load_file(student / "model.safetensors")), weights_file)
     weights_file.chmod(0o644)  # safetensors makes it private
     package = DraftPackage(
@@ -85,7 +90,7 @@ def write_package(student: Path, stem: Path) -> DraftPackage:
         token_ids=json.loads((student / VOCAB_FILE).read_text())["token_ids"],
         recipe=json.loads((student / RECIPE_FILE).read_text()),
     )
-    stem.with_suffix(".json").write_text(json.dumps(asdict(package)) + "\n")
+    description.write_text(json.dumps(asdict(package)) + "\n")
     return package
 
 
@@ -95,7 +100,7 @@ def read_package(stem: Path) -> tuple[DraftPackage, dict[str, Tensor]]:
     Raises:
         ModelUnavailable: a file is missing, or the weights' checksum is another.
     """
-    weights_file, description = stem.with_suffix(".safetensors"), stem.with_suffix(".json")
+    weights_file, description = package_files(stem)
     for path in (weights_file, description):
         if not path.is_file():
             raise ModelUnavailable(f"draft package: {path} is missing")

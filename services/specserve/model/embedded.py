@@ -23,6 +23,7 @@ from specserve.model.draft_package import (
     EMBEDDING,
     RECIPE_FILE,
     VOCAB_FILE,
+    package_files,
     read_package,
     sha256_of,
 )
@@ -116,7 +117,7 @@ def materialise_draft(
     target_weights = target / "model.safetensors"
     if not target_weights.is_file():
         raise ModelUnavailable(f"{target_weights} is missing: pull the target first")
-    description = package.with_suffix(".json")
+    _, description = package_files(package)
     if not description.is_file():
         raise ModelUnavailable(f"draft package: {description} is missing")
     key = f"{sha256_of(description)[:8]}-{_weights_sha256(target)[:8]}"

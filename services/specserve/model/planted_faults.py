@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specserve.model import engine, small_standard, target_rows
+from specserve.model import engine, ranking, small_standard, target_rows
 from specserve.model.messages import Role
 from specserve.model.runner import SequenceSlice
 from specserve.model.sampler_ops import residual_draws
@@ -41,7 +41,10 @@ def plant_wanted(role: Role) -> None:
     match fault:
         case Fault.RESIDUAL_FROM_P:
             replace(small_standard, "_subtract_drafts", _leave_drafts)
+        case Fault.WIDE_RESIDUAL_FROM_P:
             replace(target_rows, "residual_draws", _draws_from_p)
+        case Fault.TOP_P_OF_HALF:
+            replace(ranking, "kept_weights", _half_of_kept_weights)
         case Fault.LATE_PENALTIES:
             replace(KvSession, "row_edits", _row_edits_one_late)
         case Fault.STALE_KV if role == "target":
@@ -51,7 +54,8 @@ def plant_wanted(role: Role) -> None:
             pass
 
 
-_subtract_drafts = small_standard._subtract_drafts  # what stood there before
+_kept_weights = ranking.kept_weights  # what stood there before
+_subtract_drafts = small_standard._subtract_drafts
 _row_edits = KvSession.row_edits
 _truncate = KvSession.truncate
 _slice = engine._slice
@@ -75,6 +79,15 @@ def _draws_from_p(
     return residual_draws(
         logits, largest, temperatures, draft_token_ids, q_rows, q_token_ids, none, uniforms
     )
+
+
+def _half_of_kept_weights(
+    logits: torch.Tensor,
+    largest: NDArray[np.floating],
+    temperatures: NDArray[np.float64],
+    min_ps: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    return _kept_weights(logits, largest, temperatures, min_ps) / 2
 
 
 def _row_edits_one_late(

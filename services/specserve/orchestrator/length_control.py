@@ -115,7 +115,7 @@ class LengthControl:
         if pool is None or pool.costs.curve.is_empty or used is None:
             return []
         costs = pool.costs.latest or pool.costs.costs(
-            Load(1, 1, 0),
+            Load(1, 1),
             self.speculative.num_speculative_tokens,
             self.config.num_decode_steps,
             self.clock(),

@@ -96,7 +96,7 @@ class RequestLength:
         self._round.is_measurable = not self._is_first
         self._is_first = False
         if self._pool is not None and self._controller is not None:
-            self._pool.note(self._controller, self.choice.num_speculative_tokens)
+            self._pool.note(self._controller, self.choice.num_speculative_tokens, now)
             if self.choice.num_speculative_tokens > 0:
                 self._state.trace.chores.add(self._look_ahead)
         return self.choice
@@ -310,7 +310,7 @@ class RequestLength:
             held = draft.load.num_sessions if draft.load is not None else 0
             num_drafting = max(1, held, len(draft.sessions))
         if self._pool is None or self._controller is None:
-            return Load(num_sessions, num_drafting, 0)
+            return Load(num_sessions, num_drafting)
         return self._pool.load(self._controller, num_sessions, num_drafting, now)
 
     def _learn(self, now: float) -> None:

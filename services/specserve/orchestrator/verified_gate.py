@@ -123,6 +123,8 @@ class VerifiedGate:
                 f"rule {key.rule} was verified up to {record.num_speculative_tokens} draft tokens "
                 f"a round, {self._k} are configured"
             )
+        if shortfall := record.evidence.shortfall():
+            return f"rule {key.rule} was verified {shortfall}: run `specserve verify` again"
         return VERIFIED
 
 

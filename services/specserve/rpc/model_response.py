@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from specserve.rpc import codec
@@ -10,7 +11,11 @@ from specserve.rpc.v1 import common_pb2
 
 
 def model_response(
-    replica: ReplicaServer, vocabulary: Any, request: common_pb2.GetModelRequest, max_k: int
+    replica: ReplicaServer,
+    vocabulary: Any,
+    request: common_pb2.GetModelRequest,
+    max_k: int,
+    settings: Iterable[str] = (),
 ) -> common_pb2.GetModelResponse:
     """Say what a replica serves. `vocabulary` is None for a proposer without a model."""
     info = replica.device.info
@@ -34,6 +39,7 @@ def model_response(
         hardware=info.hardware,
         backend=info.backend,
         versions=info.versions,
+        settings=sorted(settings),
     )
     if vocabulary is not None:
         table = vocabulary.token_table()

@@ -7,6 +7,7 @@ attacker: who can write the folder can write a record.) Knows files and GetModel
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -21,8 +22,17 @@ from specserve.rpc.v1.common_pb2 import GetModelResponse
 from specserve.speculation.types import AcceptanceRule
 
 DEFAULT_FOLDER = Path("~/.cache/specserve/verified")
-FORMAT = 1
+FORMAT = 2
 _NAME_LENGTH = 32
+
+MAX_BIAS = 0.01
+MIN_PARITY_TOKENS = 256
+MIN_PREFIX_TEXTS = 200
+"""Least evidence that speculation is switched on for."""
+
+
+class OtherFormat(ConfigurationError):
+    """A record that another release wrote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +45,8 @@ class ReplicaKey:
     backend: str
     versions: tuple[str, ...]
     """Each "name=version", sorted."""
+    settings: tuple[str, ...] = ()
+    """Of a draft: each "name=value" that its guesses depend on, sorted."""
 
     @staticmethod
     def of(model: GetModelResponse) -> ReplicaKey:
@@ -45,6 +57,7 @@ class ReplicaKey:
             model.hardware,
             model.backend,
             tuple(model.versions),
+            tuple(model.settings),
         )
 
 
@@ -68,6 +81,28 @@ class PairKey:
 
 
 @dataclass(frozen=True, slots=True)
+class Evidence:
+    """How hard a verification looked: a pass is worth no more than that."""
+
+    bias: float
+    """Smallest bias of a probability that the enumerable pair was drawn often enough to show."""
+    num_parity_tokens: int
+    """Compared, in the mode with the fewest."""
+    num_prefix_texts: int
+    """Drawn, in the case with the fewest."""
+
+    def shortfall(self) -> str:
+        """Say what is too little to speculate on; empty when nothing is."""
+        if self.bias > MAX_BIAS:
+            return f"for a bias of {self.bias:.3g}, {MAX_BIAS:g} or less was wanted"
+        if self.num_parity_tokens < MIN_PARITY_TOKENS:
+            return f"on {self.num_parity_tokens} tokens, {MIN_PARITY_TOKENS} or more were wanted"
+        if self.num_prefix_texts < MIN_PREFIX_TEXTS:
+            return f"on {self.num_prefix_texts} texts, {MIN_PREFIX_TEXTS} or more were wanted"
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
 class VerifiedRecord:
     """The outcome of one verification of one key."""
 
@@ -75,6 +110,7 @@ class VerifiedRecord:
     passed: bool
     num_speculative_tokens: int
     """Most draft tokens a round that were tried: a longer K is not covered."""
+    evidence: Evidence
     made_at: str
     """UTC, ISO 8601."""
     parts: Mapping[str, Any]
@@ -120,6 +156,7 @@ def read_record(path: Path) -> VerifiedRecord:
 
     Raises:
         FileNotFoundError: there is none.
+        OtherFormat: it is whole, and of another release.
         ConfigurationError: it cannot be read, is not whole, was changed, or has another's name.
     """
     try:
@@ -136,7 +173,7 @@ def read_record(path: Path) -> VerifiedRecord:
     if digest != _digest(values):
         raise _broken(path, "its content is not what was written")
     if values.get("format") != FORMAT:
-        raise _broken(path, f"format {values.get('format')!r}, {FORMAT} was wanted")
+        raise OtherFormat(f"{path}: a record of format {values.get('format')!r}, not {FORMAT}")
     key = _key(values["key"])
     if key.file_name != path.name:
         raise _broken(path, f"it is the record {key.file_name} under another name")
@@ -144,18 +181,24 @@ def read_record(path: Path) -> VerifiedRecord:
         key,
         values["passed"] is True,
         int(values["num_speculative_tokens"]),
+        Evidence(**values["evidence"]),
         str(values["made_at"]),
         values["parts"],
     )
 
 
 def read_all(folder: Path) -> list[VerifiedRecord]:
-    """Read every record of a folder; none where there is no folder.
+    """Read every record of a folder, those of other releases apart; none where there is no folder.
 
     Raises:
         ConfigurationError: one of them is broken; the file is named.
     """
-    return [read_record(path) for path in sorted(folder.glob("*.json"))]
+    records = []
+    for path in sorted(folder.glob("*.json")):
+        # What another release wrote is whole, and fits nothing here: its sources were others.
+        with contextlib.suppress(OtherFormat):
+            records.append(read_record(path))
+    return records
 
 
 def pair_keys(
@@ -177,6 +220,7 @@ def _body(record: VerifiedRecord) -> dict[str, Any]:
         "passed": record.passed,
         "key": asdict(record.key),
         "num_speculative_tokens": record.num_speculative_tokens,
+        "evidence": asdict(record.evidence),
         "made_at": record.made_at,
         "parts": dict(record.parts),
     }
@@ -194,7 +238,8 @@ def _key(values: Mapping[str, Any]) -> PairKey:
 
 
 def _replica(values: Mapping[str, Any]) -> ReplicaKey:
-    return ReplicaKey(**{**values, "versions": tuple(values["versions"])})
+    lists = {name: tuple(values[name]) for name in ("versions", "settings")}
+    return ReplicaKey(**{**values, **lists})
 
 
 def _digest(values: object) -> str:

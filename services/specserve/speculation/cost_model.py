@@ -12,19 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from specserve.speculation.crowding import CROWD_WINDOW, Crowding
 from specserve.speculation.step_curve import RecentMean, StepCurve
 
 REFRESH_S = 0.05
 """Costs are worked out anew when the last ones are older than this, or the load has changed."""
-
-CROWD_WINDOW = 64
-"""Rounds that crowding is averaged over: more than one of each session."""
-
-CROWD_PRIOR = 32
-"""Rounds' worth of doubt about it: until then the model stands as it is."""
-
-CROWD_FORGET_S = 20.0
-"""How long it is believed when no more rounds are seen."""
 
 
 class Load(NamedTuple):
@@ -34,8 +26,8 @@ class Load(NamedTuple):
     """Sessions on the target, this one included."""
     num_draft_sessions: int
     """Sessions on the draft, this one included, whether they draft at present or not."""
-    common_k: int
-    """The K > 0 that nearly all sessions known here have had for some rounds; else 0."""
+    all_draft: bool = False
+    """Nearly all sessions known here have had rounds with K > 0 for a while."""
 
 
 class RoundTiming(NamedTuple):
@@ -81,7 +73,9 @@ class RoundCosts:
     call_s: float
     """That: transport, and a forward that may be missed."""
     round_s: tuple[float, ...]
-    """[max_k + 1] per round with K draft tokens; entry 0 is `plain_s`."""
+    """[max_k + 1] per round to which K draft tokens come; entry 0 is `plain_s`."""
+    crowding: float
+    """Times that, where all draft."""
     delay_s: tuple[float, ...]
     """[max_k + 1] what one session with K > 0 costs the others while they have K = 0, together."""
     num_sessions: int
@@ -93,6 +87,17 @@ class RoundCosts:
     """Rounds that asked for draft tokens and got none, since the start."""
     plain_at: float
     """When decode-ahead was last measured."""
+
+    def seconds(self, k: int, num_draft_tokens: float) -> float:
+        """Return the time of a round that asks for K >= 1 and gets so many, of 1 to K."""
+        return self.crowding * between(self.round_s, min(num_draft_tokens, k))
+
+
+def between(seconds: Sequence[float], num_draft_tokens: float) -> float:
+    """Return the time at a number of draft tokens, 1 or more; `seconds` is [max_k + 1]."""
+    low = max(1, min(int(num_draft_tokens), len(seconds) - 1))
+    high = min(low + 1, len(seconds) - 1)
+    return seconds[low] + max(0.0, num_draft_tokens - low) * (seconds[high] - seconds[low])
 
 
 class DraftCosts:
@@ -141,8 +146,7 @@ class CostModel:
         """Per round, what is neither draft, queue nor forward: transport and the orchestrator."""
         self.num_fruitless = 0
         """Rounds that asked for draft tokens and got none."""
-        self._crowding: dict[tuple[int, int], RecentMean] = {}
-        # {(K, sessions in octaves): measured / expected}
+        self._crowding: dict[int, Crowding] = {}  # {sessions in octaves: ...}
         self._costs: RoundCosts | None = None
         self._together: list[float] = []
         """[max_k] what its rounds with K > 0 would take without crowding."""
@@ -166,14 +170,15 @@ class CostModel:
         self.draft.observe(timing, now)
         verify_s = timing.verify_queue_s + timing.verify_forward_s
         self.round_s.add(max(0.0, timing.wall_s - timing.draft_wait_s - verify_s), now)
-        k = timing.num_draft_tokens
-        if k != load.common_k:
-            return
-        expected_s = self._expected_s(k, load)
-        if expected_s > 0:
-            key = (k, load.num_sessions.bit_length())
-            crowding = self._crowding.setdefault(key, RecentMean(CROWD_WINDOW))
-            crowding.add(timing.wall_s / expected_s, now)
+        if load.all_draft:
+            together = [0.0, *self._known_together(timing.num_draft_tokens, load)]
+            self._crowding.setdefault(load.num_sessions.bit_length(), Crowding()).add(
+                timing.wall_s,
+                timing.num_draft_tokens,
+                load.num_sessions,
+                lambda num_draft_tokens: between(together, num_draft_tokens),
+                now,
+            )
 
     def costs(self, load: Load, max_k: int, num_steps: int, now: float) -> RoundCosts:
         """Return what each K costs if all choose it, K = 0 with `num_steps` tokens a call."""
@@ -195,11 +200,11 @@ class CostModel:
     ) -> RoundCosts:
         """Return what each K would cost if proposals came at once."""
         self.curve.refresh(now)
-        load = Load(num_sessions, 1, 0)
+        load = Load(num_sessions, 1)
         costs = self._work_out(load, self._together_by_k(load, max_k), num_steps, now)
         rest_s = self.round_s.value()
         round_s = [self.curve.seconds(num_sessions * (k + 1)) + rest_s for k in range(1, max_k + 1)]
-        return replace(costs, round_s=(costs.plain_s, *round_s))
+        return replace(costs, round_s=(costs.plain_s, *round_s), crowding=1.0)
 
     @property
     def latest(self) -> RoundCosts | None:
@@ -209,7 +214,7 @@ class CostModel:
     def last_round_s(self, k: int) -> float:
         """Return what was last worked out for a round with K draft tokens; 0 if nothing was."""
         costs = self._costs
-        return costs.round_s[k] if costs is not None and k < len(costs.round_s) else 0.0
+        return costs.seconds(k, k) if costs is not None and k < len(costs.round_s) else 0.0
 
     def _work_out(
         self, load: Load, together_s: Sequence[float], num_steps: int, now: float
@@ -218,16 +223,17 @@ class CostModel:
         alone_s = self.curve.seconds(sessions)
         token_s, call_s = alone_s + self.plain_token_s.value(), self.plain_call_s.value()
         plain_s = token_s + call_s / num_steps
-        round_s, delay_s = [plain_s], [0.0]
-        for k, seconds in enumerate(together_s, 1):
-            round_s.append(self.crowding(k, sessions, now) * seconds)
-            delay_s.append((sessions - 1) * max(0.0, self.curve.seconds(sessions + k) - alone_s))
+        delay_s = [
+            (sessions - 1) * max(0.0, self.curve.seconds(sessions + k) - alone_s)
+            for k in range(1, len(together_s) + 1)
+        ]
         return RoundCosts(
             plain_s=plain_s,
             token_s=token_s,
             call_s=call_s,
-            round_s=tuple(round_s),
-            delay_s=tuple(delay_s),
+            round_s=(plain_s, *together_s),
+            crowding=self.crowding(sessions, now),
+            delay_s=(0.0, *delay_s),
             num_sessions=sessions,
             num_plain=self.plain_call_s.count,
             num_rounds=self.round_s.count,
@@ -235,19 +241,17 @@ class CostModel:
             plain_at=self.plain_call_s.updated_at,
         )
 
-    def _expected_s(self, k: int, load: Load) -> float:
+    def _known_together(self, k: int, load: Load) -> Sequence[float]:
         sessions = (load.num_sessions, load.num_draft_sessions)
         if sessions == self._asked[:2] and k <= len(self._together):
-            return self._together[k - 1]
-        return self._together_s(k, *sessions)
+            return self._together
+        return self._together_by_k(load, k)
 
-    def crowding(self, k: int, num_sessions: int, now: float) -> float:
-        """Return how much longer rounds take than expected; 1 while that is not known."""
-        known = self._crowding.get((k, num_sessions.bit_length()))
-        if known is None or now - known.updated_at > CROWD_FORGET_S:
-            return 1.0
-        ratio = min(max(known.value(), 0.5), 2.0)
-        return (known.count * ratio + CROWD_PRIOR) / (known.count + CROWD_PRIOR)
+    def crowding(self, num_sessions: int, now: float) -> float:
+        """Return how much longer rounds take than expected where all draft; 1 while not known."""
+        known = self._crowding.get(num_sessions.bit_length())
+        value = None if known is None else known.value(now)
+        return 1.0 if value is None else value
 
     def _together_by_k(self, load: Load, max_k: int) -> list[float]:
         sessions = (load.num_sessions, load.num_draft_sessions)

@@ -16,6 +16,10 @@ from specserve.speculation.cost_model import RoundCosts
 MARGIN = 1.02
 """A choice must be this much better than the one that stands, ..."""
 
+MARGIN_AMONG = 1.1
+"""The same for drafting instead of decode-ahead while there are other sessions: what their rounds
+would take is a model's word until they run."""
+
 NUM_TIMES = 4
 """... this many rounds in a row, ..."""
 
@@ -110,10 +114,7 @@ def options_of(expected: Expectation, costs: RoundCosts, num_steps_without: int)
     options = [Option(1.0, costs.plain_s)]
     for k in range(1, len(costs.round_s)):
         # Fewer draft tokens than were asked for cost less as well.
-        drafted = expected.num_draft_tokens[k]
-        whole = min(int(drafted), k - 1)
-        low_s, high_s = costs.round_s[max(1, whole)], costs.round_s[whole + 1]
-        seconds = low_s + (drafted - whole) * (high_s - low_s)
+        seconds = costs.seconds(k, expected.num_draft_tokens[k])
         empty = expected.share_empty
         options.append(
             Option(
@@ -136,15 +137,14 @@ class Standing:
         self.k = k
         """None before the first choice."""
         self.num_switches = 0
-        self.switched_at = 0.0
         self._streak = 0
         self._next_at = float("-inf")
 
-    def settle(self, options: Sequence[Option], now: float) -> Reason:
+    def settle(self, options: Sequence[Option], now: float, *, is_alone: bool = True) -> Reason:
         """Move to the best option if it is better enough for long enough."""
         best = best_of(options)
         if self.k is None:
-            self.k, self.switched_at = best, now
+            self.k = best
         current = min(self.k, len(options) - 1)
         if best == current:
             self._streak = 0
@@ -152,10 +152,11 @@ class Standing:
         # Many requests may look in the course of one round: it counts once.
         if now >= self._next_at:
             self._next_at = now + options[current].seconds
-            better = options[best].rate >= MARGIN * options[current].rate
+            margin = MARGIN if is_alone or current > 0 else MARGIN_AMONG
+            better = options[best].rate >= margin * options[current].rate
             self._streak = self._streak + 1 if better else 0
         if self._streak < NUM_TIMES and options[best].rate < CLEAR_MARGIN * options[current].rate:
             return Reason.HYSTERESIS
-        self.k, self._streak, self.switched_at = best, 0, now
+        self.k, self._streak = best, 0
         self.num_switches += 1
         return Reason.BEST

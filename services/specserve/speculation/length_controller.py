@@ -90,11 +90,6 @@ class LengthController:
         return LEAST_STEPS
 
     @property
-    def switched_at(self) -> float:
-        """When that K became the one that stands."""
-        return (self._own or self._common).switched_at
-
-    @property
     def num_switches(self) -> int:
         """Times that the standing K has changed, this request's own changes included."""
         return self._common.num_switches + (self._own.num_switches if self._own else 0)
@@ -135,7 +130,8 @@ class LengthController:
             self._own = None
             options = self._pool_options.options(self._pool, costs, self._num_steps_without)
         self._options = options
-        reason = (self._own or self._common).settle(options, now)
+        standing = self._own or self._common
+        reason = standing.settle(options, now, is_alone=costs.num_sessions == 1)
         if is_first and self.standing_k > 0:
             return Choice(min(self.standing_k, len(options) - 1), reason)
         return self._choose(options, costs, reason, now, is_first=is_first, is_ahead=is_ahead)
@@ -157,7 +153,7 @@ class LengthController:
             took_s = wall_s
             if costs.num_sessions > 1:
                 # Alone among others that do not draft it takes less than if all of them did.
-                took_s = max(wall_s + costs.delay_s[k], costs.round_s[k])
+                took_s = max(wall_s + costs.delay_s[k], costs.seconds(k, k))
             done = Option(num_accepted + 1.0, took_s)
             self._budget.spend(done.loss_s(self._stands()))
             # It paid: worth another look at once, waiting for more credit would waste time.

@@ -21,14 +21,14 @@ from specserve.speculation.pool_options import PoolOptions
 from specserve.speculation.probe_budget import ProbeBudget
 from specserve.speculation.step_curve import StepCurve
 
-NEARLY_ALL = 0.9
-"""Share of the sessions with the same K from which on they are taken to act as one."""
+NEARLY_ALL = 0.75
+"""Share of the sessions that draft from which on they are taken to act as one."""
 
 MOST_WARMING_UP = 8
 """Requests that draft at once while nothing is known yet of what it costs."""
 
-STEADY_ROUNDS = 8
-"""Rounds after a switch that are not yet taken as what the new choice costs."""
+STEADY_ROUNDS = 4
+"""Rounds after that which are not yet taken as what drafting costs them all."""
 
 
 class LengthPool:
@@ -43,6 +43,8 @@ class LengthPool:
         self._options = WeakKeyDictionary()
         self._last_k: dict[LengthController, int] = {}  # {controller: K of its last round}
         self._num_by_k: Counter[int] = Counter()
+        self._drafting_since: float | None = None
+        """Since when nearly all of several requests have had K > 0."""
 
     @property
     def num_requests(self) -> int:
@@ -86,14 +88,12 @@ class LengthPool:
         """Describe who is there, given what target and draft report of themselves."""
         own = max(1, len(self._last_k))
         k = self._last_k.get(controller, 0)
-        is_common = (
-            own > 1
-            and k > 0
-            and k == controller.standing_k
-            and self._num_by_k[k] >= NEARLY_ALL * own
-            and now - controller.switched_at >= STEADY_ROUNDS * self.costs.last_round_s(k)
+        all_draft = (
+            k > 0
+            and self._drafting_since is not None
+            and now - self._drafting_since >= STEADY_ROUNDS * self.costs.last_round_s(k)
         )
-        return Load(max(own, num_sessions), max(1, num_draft_sessions), k if is_common else 0)
+        return Load(max(own, num_sessions), max(1, num_draft_sessions), all_draft)
 
     def choose(
         self,
@@ -120,13 +120,18 @@ class LengthPool:
             costs, max_k, now, may_warm_up=may_warm_up, is_first=is_first, is_ahead=is_ahead
         )
 
-    def note(self, controller: LengthController, num_speculative_tokens: int) -> None:
+    def note(self, controller: LengthController, num_speculative_tokens: int, now: float) -> None:
         """Remember what a request's round really does."""
         k = self._last_k.get(controller)
         if k is not None and k != num_speculative_tokens:
             self._num_by_k[k] -= 1
             self._num_by_k[num_speculative_tokens] += 1
             self._last_k[controller] = num_speculative_tokens
+        own = len(self._last_k)
+        if own < 2 or own - self._num_by_k[0] < NEARLY_ALL * own:
+            self._drafting_since = None
+        elif self._drafting_since is None:
+            self._drafting_since = now
 
     def observe_round(
         self,

@@ -46,7 +46,8 @@ async def test_both_sides_decode_the_same_prompts_in_every_pair():
     left = ScriptedArm("left", [wave(8, 1.0)], log)
     right = ScriptedArm("right", [wave(8, 2.0)], log)
 
-    level = await run_level([left, right], PROMPTS, LevelPlan(ONE, 4, 2), ignore, ignore)
+    plan = LevelPlan(Pacing(concurrency=2), 4, 2)
+    level = await run_level([left, right], PROMPTS, plan, ignore, ignore)
 
     assert left.asked == right.asked == [["p0", "p1"], ["p2", "p3"], ["p0", "p1"], ["p2", "p3"]]
     assert log == ["left", "right", "right", "left", "left", "right", "right", "left"]
@@ -58,6 +59,24 @@ async def test_both_sides_decode_the_same_prompts_in_every_pair():
     assert (comparison.ratio.value, comparison.ratio.count) == (2.0, 4)
     assert comparison.halves == (2.0, 2.0)
     assert comparison.half_difference == 0.0
+
+
+async def test_sides_change_turns_after_every_request_that_runs_alone():
+    """A machine that slows down in the middle of a pair slows all its sides down alike."""
+    log = []
+    left = ScriptedArm("left", [wave(8, 1.0), wave(8, 2.0)], log)
+    right = ScriptedArm("right", [wave(8, 2.0)], log)
+
+    level = await run_level([left, right], PROMPTS, LevelPlan(ONE, 2, 2), ignore, ignore)
+
+    assert left.asked == right.asked == [["p0"], ["p1"], ["p2"], ["p3"]]
+    assert log == ["left", "right", "right", "left", "left", "right", "right", "left"]
+    assert len(set(left.labels + right.labels)) == 8, "request ids must never repeat"
+    comparison = level.comparison("left", "right")
+    assert comparison is not None
+    assert comparison.ratio is not None
+    assert comparison.ratio.count == 2, "a pair is all of its turns"
+    assert comparison.ratio.value == pytest.approx(8.0 / 6.0)
 
 
 async def test_a_pair_before_the_measured_ones_counts_nowhere():

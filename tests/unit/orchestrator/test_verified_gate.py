@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,10 +14,11 @@ from specserve.errors import ConfigurationError
 from specserve.model.environment import code_versions
 from specserve.orchestrator.verified_gate import RECHECK_S, VERIFIED, VerifiedGate
 from specserve.rpc.v1.common_pb2 import GetModelResponse
-from specserve.rpc.verified_records import VerifiedRecord, pair_keys, write_record
+from specserve.rpc.verified_records import Evidence, VerifiedRecord, pair_keys, write_record
 from specserve.speculation.types import AcceptanceRule
 
 STANDARD = AcceptanceRule.STANDARD
+ENOUGH = Evidence(bias=0.005, num_parity_tokens=384, num_prefix_texts=500)
 
 
 def model(replica_id: str, weights: str) -> GetModelResponse:
@@ -48,9 +51,10 @@ def keep(
     method: str = "draft_model",
     passed: bool = True,
     k: int = 4,
+    evidence: Evidence = ENOUGH,
 ) -> Path:
     (key,) = pair_keys(TARGET, draft, code_versions(), method, [STANDARD])
-    return write_record(folder, VerifiedRecord(key, passed, k, "2026-01-01", {}))
+    return write_record(folder, VerifiedRecord(key, passed, k, evidence, "2026-01-01", {}))
 
 
 def test_nothing_is_refused_where_no_record_is_required(tmp_path: Path) -> None:
@@ -92,6 +96,40 @@ def test_a_longer_k_than_was_tried_is_not_covered(tmp_path: Path) -> None:
     )
 
     assert "up to 4" in refusal
+
+
+@pytest.mark.parametrize(
+    ("little", "said"),
+    [
+        ({"bias": 0.3}, "bias of 0.3"),
+        ({"num_parity_tokens": 8}, "8 tokens"),
+        ({"num_prefix_texts": 20}, "20 texts"),
+    ],
+)
+def test_a_pass_on_little_evidence_is_not_enough(
+    tmp_path: Path, little: dict[str, Any], said: str
+) -> None:
+    """`specserve verify --bias 0.3` passes nearly always; it is told what was wanted."""
+    keep(tmp_path, evidence=replace(ENOUGH, **little))
+
+    refusal = gate(tmp_path).refusal(STANDARD, "draft_model", TARGET, DRAFT)
+
+    assert said in refusal
+    assert "wanted" in refusal
+
+
+@pytest.mark.parametrize(
+    "setting", ["draft_confidence_threshold=0.5", "draft_sample_top_k=8", "num_cached_outcomes=24"]
+)
+def test_a_draft_that_was_set_otherwise_wants_a_record_of_its_own(
+    tmp_path: Path, setting: str
+) -> None:
+    """An outcome cache, for one, draws its guesses by other code."""
+    keep(tmp_path)
+    other = model("draft", "bb")
+    other.settings.append(setting)
+
+    assert "no record" in gate(tmp_path).refusal(STANDARD, "draft_model", TARGET, other)
 
 
 def test_a_cascade_without_its_draft_needs_the_record_of_what_is_left(tmp_path: Path) -> None:

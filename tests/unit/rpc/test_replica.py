@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from helpers.waiting import eventually
-from specserve.config import ServerConfig
+from specserve.config import ServerConfig, SpeculativeConfig
 from specserve.draft.servicer import DraftServicer, DraftWire
 from specserve.errors import CapacityExhausted, ConfigurationError, PeerUnavailable, SpecServeError
 from specserve.model.messages import (
@@ -591,7 +591,7 @@ async def test_noise_at_the_port_leaves_the_process_alive_B239() -> None:
         ServerConfig(),
         "specserve.rpc.v1.DraftService",
         lambda server: draft_pb2_grpc.add_DraftServiceServicer_to_server(
-            DraftServicer(setup.replica, None), server
+            DraftServicer(setup.replica, None, SpeculativeConfig()), server
         ),
     )
     try:

@@ -197,7 +197,7 @@ class GetModelRequest(_message.Message):
     def __init__(self, include_token_table: _Optional[bool] = ...) -> None: ...
 
 class GetModelResponse(_message.Message):
-    __slots__ = ("protocol_version", "model_id", "revision", "weights_fingerprint", "vocab_size", "vocab_fingerprint", "max_model_len", "eos_token_ids", "dtype", "device", "replica_id", "num_blocks", "block_size", "weights_bytes", "kv_cache_bytes", "max_num_speculative_tokens", "token_table", "draining", "pid", "load", "hardware", "backend", "versions")
+    __slots__ = ("protocol_version", "model_id", "revision", "weights_fingerprint", "vocab_size", "vocab_fingerprint", "max_model_len", "eos_token_ids", "dtype", "device", "replica_id", "num_blocks", "block_size", "weights_bytes", "kv_cache_bytes", "max_num_speculative_tokens", "token_table", "draining", "pid", "load", "hardware", "backend", "versions", "settings")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -221,6 +221,7 @@ class GetModelResponse(_message.Message):
     HARDWARE_FIELD_NUMBER: _ClassVar[int]
     BACKEND_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     model_id: str
     revision: str
@@ -244,4 +245,5 @@ class GetModelResponse(_message.Message):
     hardware: str
     backend: str
     versions: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, protocol_version: _Optional[int] = ..., model_id: _Optional[str] = ..., revision: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., vocab_fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[bytes] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., replica_id: _Optional[str] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., weights_bytes: _Optional[int] = ..., kv_cache_bytes: _Optional[int] = ..., max_num_speculative_tokens: _Optional[int] = ..., token_table: _Optional[bytes] = ..., draining: _Optional[bool] = ..., pid: _Optional[int] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., hardware: _Optional[str] = ..., backend: _Optional[str] = ..., versions: _Optional[_Iterable[str]] = ...) -> None: ...
+    settings: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, protocol_version: _Optional[int] = ..., model_id: _Optional[str] = ..., revision: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., vocab_fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[bytes] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., replica_id: _Optional[str] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., weights_bytes: _Optional[int] = ..., kv_cache_bytes: _Optional[int] = ..., max_num_speculative_tokens: _Optional[int] = ..., token_table: _Optional[bytes] = ..., draining: _Optional[bool] = ..., pid: _Optional[int] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., hardware: _Optional[str] = ..., backend: _Optional[str] = ..., versions: _Optional[_Iterable[str]] = ..., settings: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from specserve.tools.bench.host import ProcessorMeter
-from specserve.tools.bench.sample import BenchPrompt, Wave
+from specserve.tools.bench.sample import BenchPrompt, Wave, joined
 from specserve.tools.bench.statistics import (
     Interval,
     Work,
@@ -65,6 +65,15 @@ class LevelPlan:
     num_unmeasured: int = 0
     """Pairs before those that are measured, on the same prompts: a side that learns the load has
     met it then."""
+
+    @property
+    def requests_per_turn(self) -> int:
+        """Prompts after which another side comes.
+
+        One after the other they are as well measured by turns: what the machine does meanwhile,
+        from one second to the next, is then the same for all sides.
+        """
+        return 1 if self.pacing.concurrency == 1 else self.requests_per_wave
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +138,7 @@ async def run_level(
     *,
     label: str = "",
 ) -> Level:
-    """Measure all sides at one level; the sides change their order from pair to pair.
+    """Measure all sides at one level; the sides change their order from turn to turn.
 
     Args:
         keep: given the level when it ends, also one that is cut short, with its whole pairs.
@@ -137,6 +146,7 @@ async def run_level(
     meter = ProcessorMeter()
     waves: dict[str, list[Wave]] = {arm.name: [] for arm in arms}
     title = f"{label}{plan.pacing}"
+    num_turns = -(-plan.requests_per_wave // plan.requests_per_turn)
     num_done = 0
 
     def level() -> Level:
@@ -149,12 +159,18 @@ async def run_level(
             chosen = [
                 prompts[(first + index) % len(prompts)] for index in range(plan.requests_per_wave)
             ]
-            for turn, arm in enumerate(order_of(arms, pair)):
-                notify(title, max(0.0, (pair + turn / len(arms)) / plan.num_pairs))
-                own = f"{label}{plan.pacing}-{pair}-{arm.name}".replace(" ", "-")
-                wave = await arm.run(chosen, plan.pacing, own)
-                if pair >= 0:
-                    waves[arm.name].append(wave)
+            parts: dict[str, list[Wave]] = {arm.name: [] for arm in arms}
+            for turn in range(num_turns):
+                begin = turn * plan.requests_per_turn
+                asked = chosen[begin : begin + plan.requests_per_turn]
+                for place, arm in enumerate(order_of(arms, pair * num_turns + turn)):
+                    done = (turn + place / len(arms)) / num_turns
+                    notify(title, max(0.0, (pair + done) / plan.num_pairs))
+                    own = f"{label}{plan.pacing}-{pair}.{turn}-{arm.name}".replace(" ", "-")
+                    parts[arm.name].append(await arm.run(asked, plan.pacing, own))
+            if pair >= 0:
+                for name, own_parts in parts.items():
+                    waves[name].append(joined(own_parts))
             num_done = max(0, pair + 1)
     finally:
         if num_done:
@@ -163,11 +179,11 @@ async def run_level(
     return level()
 
 
-def order_of(arms: Sequence[Arm], pair: int) -> list[Arm]:
-    """Return the order of one pair: every side comes first equally often, and after each other."""
-    shift = pair % len(arms)
+def order_of(arms: Sequence[Arm], turn: int) -> list[Arm]:
+    """Return the order of one turn: every side comes first equally often, and after each other."""
+    shift = turn % len(arms)
     turned = [*arms[shift:], *arms[:shift]]
-    return turned if (pair // len(arms)) % 2 == 0 or len(arms) < 3 else turned[::-1]
+    return turned if (turn // len(arms)) % 2 == 0 or len(arms) < 3 else turned[::-1]
 
 
 def compare(left: str, right: str, waves: dict[str, list[Wave]]) -> Comparison:

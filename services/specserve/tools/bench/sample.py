@@ -183,6 +183,16 @@ class Wave:
         return sum(sample.num_tokens for sample in self.good)
 
 
+def joined(waves: Sequence[Wave]) -> Wave:
+    """Return waves that ran one after the other as one; what lay between them is no part of it."""
+    return Wave(
+        tuple(sample for wave in waves for sample in wave.samples),
+        sum(wave.wall_s for wave in waves),
+        tuple(reading for wave in waves for reading in wave.readings),
+        tuple(late_s for wave in waves for late_s in wave.late_s),
+    )
+
+
 def good_samples(waves: Sequence[Wave]) -> list[Sample]:
     """Return the requests of all waves that did not fail."""
     return [sample for wave in waves for sample in wave.good]

@@ -72,12 +72,12 @@ def predict(views: Sequence[RequestView], figures: Figures) -> Prediction:
         ks.append(one.num_speculative_tokens)
         if draft is not None:
             draft_batches.append(draft.batch_size)
-        model.observe_round(_round_timing(one, draft, verify), Load(1, 1, 0), at)
+        model.observe_round(_round_timing(one, draft, verify), Load(1, 1), at)
         acceptance.observe(
             one.num_speculative_tokens, one.num_draft_tokens, one.num_accepted_tokens
         )
     k = min(statistics.mode(ks), MAX_K) if ks else 1
-    load = Load(round(statistics.median(batches)), round(statistics.median(draft_batches)), 0)
+    load = Load(round(statistics.median(batches)), round(statistics.median(draft_batches)))
     max_k = min(MAX_K, 2 * k)
     num_steps = OrchestratorConfig().num_decode_steps
     last = max((at for at, _ in rounds), default=0.0)

@@ -10,8 +10,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-MIN_EXPECTED = 10.0
-"""Cells with fewer expected draws are merged: chi-square is no law below that."""
+MIN_EXPECTED = 25.0
+"""Cells with fewer expected draws are merged: far in its tail chi-square is no law below that."""
+
+TAIL_FACTOR = 30.0
+"""How much likelier than chi-square says it is that cells of MIN_EXPECTED draws exceed a critical
+value: counts are skewed. Thresholds are smaller by it, so that declared odds are kept."""
 
 
 def p_value(statistic: float, dof: int) -> float:
@@ -64,16 +68,18 @@ def smallest_bias(
     return math.sqrt(needed_noncentrality(wanted_power, odds, dof) * variance / num_draws)
 
 
-def chi_square_p(counts: Sequence[float], expected: Sequence[float]) -> float:
-    """p-value of counts under expected ones, small cells merged into one.
+def chi_square_p(
+    counts: Sequence[float], expected: Sequence[float], least: float = MIN_EXPECTED
+) -> float:
+    """p-value of counts under expected ones, cells that expect less than `least` merged into one.
 
     Returns:
         1.0 when fewer than two cells are left: nothing can be told.
     """
-    small = [i for i, e in enumerate(expected) if e < MIN_EXPECTED]
-    cells = [(counts[i], e) for i, e in enumerate(expected) if e >= MIN_EXPECTED]
+    small = [i for i, e in enumerate(expected) if e < least]
+    cells = [(counts[i], e) for i, e in enumerate(expected) if e >= least]
     rest = (sum(counts[i] for i in small), sum(expected[i] for i in small))
-    if rest[1] >= MIN_EXPECTED or (rest[1] > 0 and not cells):
+    if rest[1] >= least or (rest[1] > 0 and not cells):
         cells.append(rest)
     elif rest[1] > 0:
         last = cells.pop()

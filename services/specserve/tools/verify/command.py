@@ -32,6 +32,7 @@ from specserve.tools.verify.pairs import PairOptions, VerifiedPair, reached
 from specserve.tools.verify.parity import TIE_MARGIN, ParityReport, compare_modes
 
 if TYPE_CHECKING:
+    from specserve.rpc.v1.generation_pb2 import GetPairResponse
     from specserve.tools.verify.distribution import DistributionReport
     from specserve.tools.verify.outcome import Verification
     from specserve.tools.verify.prefixes import PrefixesReport
@@ -95,7 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="distribution: smallest bias of a probability that must be found",
     )
     group.add_argument(
-        "--num-sequences", type=int, default=500, metavar="N", help="distribution: short texts"
+        "--num-sequences", type=int, default=2000, metavar="N", help="distribution: short texts"
     )
     group.add_argument("--concurrency", type=int, default=24, metavar="N", help="requests at once")
     add_tls_flags(parser)
@@ -149,7 +150,8 @@ async def _run(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     if parity is not None and prefixes is not None:
         from specserve.tools.verify.outcome import Verification
 
-        return _conclude(Verification(pair.pair, parity, prefixes, await _distribution(args)), args)
+        law = await _distribution(args, pair.pair)
+        return _conclude(Verification(pair.pair, parity, prefixes, law), args)
     if parity is not None:
         return parity.record(), parity.passed
     return (prefixes.record(), prefixes.passed) if prefixes is not None else ({}, False)
@@ -160,6 +162,14 @@ def _conclude(outcome: Verification, args: argparse.Namespace) -> tuple[dict[str
 
     say(outcome.table())
     passed = all(outcome.passed(rule) for rule in AcceptanceRule)
+    k = outcome.num_speculative_tokens
+    if k < outcome.pair.num_speculative_tokens:
+        say(
+            f"note: no round of parity had more than {k} draft tokens, "
+            f"{outcome.pair.num_speculative_tokens} are configured: only {k} are verified"
+        )
+    if shortfall := outcome.evidence.shortfall():
+        say(f"note: verified {shortfall}: --require-verified will refuse the record")
     if args.url is not None:
         say("no record: a gateway does not tell what its pair is; --orchestrator-address does")
     elif other := outcome.other_versions():
@@ -220,14 +230,37 @@ async def _prefixes(pair: VerifiedPair, args: argparse.Namespace) -> PrefixesRep
     return report
 
 
-async def _distribution(args: argparse.Namespace) -> DistributionReport:
-    from specserve.tools.verify.distribution import DistributionOptions, run_distribution_suite
+async def _distribution(
+    args: argparse.Namespace, pair: GetPairResponse | None = None
+) -> DistributionReport:
+    """Draw from the enumerable pairs, set up as the pair is that they speak for."""
+    from specserve.tools.verify.distribution import (
+        DEFAULT_K,
+        DistributionOptions,
+        run_distribution_suite,
+    )
+    from specserve.tools.verify.wide_cases import wide_cases
 
+    k = (pair.num_speculative_tokens if pair is not None else 0) or DEFAULT_K
     report = await run_distribution_suite(
-        DistributionOptions(bias=args.bias, num_sequences=args.num_sequences)
+        DistributionOptions(
+            bias=args.bias,
+            num_sequences=args.num_sequences,
+            wide_cases=wide_cases(k),
+            num_speculative_tokens=k,
+            settings={} if pair is None else settings_of(pair),
+        )
     )
     say(report.table())
     return report
+
+
+def settings_of(pair: GetPairResponse) -> dict[str, float]:
+    """Return what the draft of a pair was set to, as `--speculative-config` takes it."""
+    return {
+        name: json.loads(value)
+        for name, _, value in (setting.partition("=") for setting in pair.draft.settings)
+    }
 
 
 def _about(pair: VerifiedPair) -> str:

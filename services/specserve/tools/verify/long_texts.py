@@ -30,9 +30,9 @@ class LongReport:
 
     num_draws: int
     p_values: tuple[float, float, float]
-    """Of all tokens, by the tokens before, by row of the round."""
+    """Of three ways to pool tokens: all, by the tokens before, by row of the round."""
     total_variation: float
-    """Between the frequencies of tokens and the mean of their probabilities."""
+    """Between the frequencies of all and the mean of their probabilities."""
     num_impossible: int
     """Tokens that came although their probability was 0."""
 
@@ -40,19 +40,22 @@ class LongReport:
 class Pool:
     """Counts minus probabilities, and their covariance, group by group."""
 
-    def __init__(self, num_groups: int) -> None:
-        self.excess = np.zeros((num_groups, V))
-        self.covariance = np.zeros((num_groups, V, V))
+    def __init__(self, num_groups: int, num_cells: int) -> None:
+        self.excess = np.zeros((num_groups, num_cells))
+        self.covariance = np.zeros((num_groups, num_cells, num_cells))
 
-    def add(
-        self,
-        groups: NDArray[np.int64],
-        excess: NDArray[np.float64],
-        covariance: NDArray[np.float64],
+    def add_drawn(
+        self, groups: NDArray[np.int64], cells: NDArray[np.int64], law: NDArray[np.float64]
     ) -> None:
-        """Take in draws: [n] groups, [n, V] indicator minus law, [n, V, V] covariance."""
-        np.add.at(self.excess, groups, excess)
-        np.add.at(self.covariance, groups, covariance)
+        """Take in draws: [n] groups, [n] the cells that came, [n, cells] what each may come as."""
+        eye = np.eye(law.shape[1])
+        np.add.at(self.excess, groups, eye[cells] - law)
+        # diag(p) - p p^T
+        np.add.at(self.covariance, groups, law[:, :, None] * (eye - law[:, None, :]))
+
+    def total_variation(self, num_draws: int) -> float:
+        """Return half the summed difference of frequencies and mean law, over all groups."""
+        return float(0.5 * np.abs(self.excess.sum(axis=0)).sum() / max(1, num_draws))
 
     def p_value(self) -> float:
         """Test all groups at once; directions that too few draws speak about are left out."""
@@ -72,9 +75,9 @@ class LongTexts:
         self._case = case
         self._num_draws = 0
         self._num_impossible = 0
-        self._all = Pool(1)
-        self._by_context = Pool(V**SPEC.order)
-        self._by_row = Pool(NUM_SPECULATIVE_TOKENS + 1)
+        self._all = Pool(1, V)
+        self._by_context = Pool(V**SPEC.order, V)
+        self._by_row = Pool(NUM_SPECULATIVE_TOKENS + 1, V)
 
     def add(self, token_ids: Sequence[int], origins: Sequence[str]) -> None:
         """Take in one text.
@@ -84,22 +87,18 @@ class LongTexts:
         """
         tokens = np.array(token_ids)
         law = laws_along(self._case, token_ids)  # [T, V]
-        drawn = np.eye(V)[tokens]
-        excess = drawn - law
-        covariance = law[:, :, None] * (np.eye(V) - law[:, None, :])  # diag(p) - p p^T
         self._num_draws += len(tokens)
         self._num_impossible += int((law[np.arange(len(tokens)), tokens] == 0.0).sum())
-        self._all.add(np.zeros(len(tokens), np.int64), excess, covariance)
-        self._by_context.add(_contexts(token_ids), excess, covariance)
-        self._by_row.add(_rows(origins), excess, covariance)
+        self._all.add_drawn(np.zeros(len(tokens), np.int64), tokens, law)
+        self._by_context.add_drawn(_contexts(token_ids), tokens, law)
+        self._by_row.add_drawn(rows_of(origins, NUM_SPECULATIVE_TOKENS), tokens, law)
 
     def report(self) -> LongReport:
         """Judge what came so far."""
-        variation = 0.5 * np.abs(self._all.excess).sum() / max(1, self._num_draws)
         return LongReport(
             self._num_draws,
             (self._all.p_value(), self._by_context.p_value(), self._by_row.p_value()),
-            float(variation),
+            self._all.total_variation(self._num_draws),
             self._num_impossible,
         )
 
@@ -113,13 +112,13 @@ def _contexts(token_ids: Sequence[int]) -> NDArray[np.int64]:
     return numbers
 
 
-def _rows(origins: Sequence[str]) -> NDArray[np.int64]:
+def rows_of(origins: Sequence[str], k: int) -> NDArray[np.int64]:
     """Count each token's place in its round, [T]: a round goes on as long as tokens are accepted.
 
     A draft may stop short, so a bonus token may stand at any row.
     """
     rows, row = np.zeros(len(origins), np.int64), 0
     for place, origin in enumerate(origins):
-        rows[place] = min(row, NUM_SPECULATIVE_TOKENS)
+        rows[place] = min(row, k)
         row = row + 1 if origin == "accepted" else 0
     return rows

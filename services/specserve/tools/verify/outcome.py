@@ -13,7 +13,13 @@ from pathlib import Path
 from specserve.config import DRAFT_MODEL_METHODS
 from specserve.rpc import codec
 from specserve.rpc.v1.generation_pb2 import GetPairResponse
-from specserve.rpc.verified_records import PairKey, VerifiedRecord, pair_keys, write_record
+from specserve.rpc.verified_records import (
+    Evidence,
+    PairKey,
+    VerifiedRecord,
+    pair_keys,
+    write_record,
+)
 from specserve.speculation.types import AcceptanceRule
 from specserve.tools.terminal import table
 from specserve.tools.verify.distribution import DistributionReport
@@ -57,6 +63,16 @@ class Verification:
             served.append(self.pair.draft.versions)
         return sorted({name for versions in served for name in tried ^ _maths_of(versions)})
 
+    @property
+    def num_speculative_tokens(self) -> int:
+        """Most draft tokens of a round that were tried: those that came, of those configured."""
+        return min(self.pair.num_speculative_tokens, self.parity.longest_block)
+
+    @property
+    def evidence(self) -> Evidence:
+        """How hard it looked."""
+        return Evidence(self.distribution.bias, self.parity.num_tokens, self.prefixes.num_texts)
+
     def write(self, folder: Path) -> list[Path]:
         """Write one record a rule, passed or not, in place of what was there.
 
@@ -73,7 +89,12 @@ class Verification:
             write_record(
                 folder,
                 VerifiedRecord(
-                    key, self.passed(key.rule), self.pair.num_speculative_tokens, made_at, parts
+                    key,
+                    self.passed(key.rule),
+                    self.num_speculative_tokens,
+                    self.evidence,
+                    made_at,
+                    parts,
                 ),
             )
             for key in self.keys()

@@ -55,6 +55,8 @@ class ModeReport:
     num_drafted_on: int
     num_drafted_off: int
     num_accepted_on: int
+    longest_block: int
+    """Most draft tokens of a round of the on-run."""
     divergences: tuple[Divergence, ...]
 
 
@@ -75,6 +77,16 @@ class ParityReport:
         """Every mode of one rule holds; a rule without a mode has nothing to show."""
         return all(self._holds(report) for report in self.modes if report.rule is rule)
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens compared in the mode that has the fewest."""
+        return min((report.num_tokens for report in self.modes), default=0)
+
+    @property
+    def longest_block(self) -> int:
+        """Most draft tokens that a round of every mode had."""
+        return min((report.longest_block for report in self.modes), default=0)
+
     def _holds(self, report: ModeReport) -> bool:
         """Equal up to near-ties, drafting when on, and not drafting when off."""
         limit = TIE_MARGIN[self.dtype]
@@ -94,6 +106,7 @@ class ParityReport:
                 str(report.num_drafted_on),
                 str(report.num_drafted_off),
                 f"{report.num_accepted_on / max(1, report.num_drafted_on):.3f}",
+                str(report.longest_block),
                 str(len(report.divergences)),
                 f"{max((d.margin for d in report.divergences), default=0.0):.2e}",
             )
@@ -106,6 +119,7 @@ class ParityReport:
             "drafted on",
             "drafted off",
             "acceptance",
+            "longest block",
             "divergences",
             "largest margin",
         )
@@ -129,6 +143,7 @@ class ParityReport:
                     "num_drafted_on": report.num_drafted_on,
                     "num_drafted_off": report.num_drafted_off,
                     "num_accepted_on": report.num_accepted_on,
+                    "longest_block": report.longest_block,
                     "divergences": [d.as_json() for d in report.divergences],
                 }
                 for report in self.modes
@@ -216,5 +231,6 @@ def _report(
         sum(g.record.num_draft_tokens for g in on),
         sum(g.record.num_draft_tokens for g in off),
         sum(g.record.num_accepted_draft_tokens for g in on),
+        max((drafted for g in on for drafted in g.record.per_step_drafted), default=0),
         tuple(divergences),
     )

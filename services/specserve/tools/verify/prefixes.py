@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from specserve.speculation.types import AcceptanceRule, SamplingParams
 from specserve.tools.generation_client import Generated, Job, TextClient
 from specserve.tools.terminal import Progress, say, table
-from specserve.tools.verify.chi_square import smallest_bias
+from specserve.tools.verify.chi_square import TAIL_FACTOR, smallest_bias
 from specserve.tools.verify.short_texts import ShortReport, judge
 from specserve.tools.verify.told_law import LENGTH, TOP_K, told_law
 
@@ -29,7 +29,23 @@ NUM_WARM_UP = 48
 """Texts that measure the machine, a case."""
 
 MIN_DRAWS = 200
-RULES = (AcceptanceRule.STANDARD, AcceptanceRule.COUPLED)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMode:
+    """One way of sampling."""
+
+    name: str
+    rule: AcceptanceRule
+    has_cut: bool
+    """With TOP_K; else as a request samples that asks for nothing."""
+
+
+MODES = (
+    PrefixMode("standard", AcceptanceRule.STANDARD, has_cut=False),
+    PrefixMode(f"standard, top-k {TOP_K}", AcceptanceRule.STANDARD, has_cut=True),
+    PrefixMode(f"coupled, top-k {TOP_K}", AcceptanceRule.COUPLED, has_cut=True),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +65,26 @@ class PrefixOptions:
 
 @dataclass(frozen=True, slots=True)
 class PrefixCase:
-    """One prompt under one rule."""
+    """One prompt, sampled in one way."""
 
     prompt_id: str
     prompt_token_ids: tuple[int, ...]
-    rule: AcceptanceRule
+    mode: PrefixMode
+
+    @property
+    def rule(self) -> AcceptanceRule:
+        """How rounds are decided."""
+        return self.mode.rule
 
     @property
     def name(self) -> str:
         """What tables call it."""
-        return f"{self.rule}, {self.prompt_id}"
+        return f"{self.mode.name}, {self.prompt_id}"
 
     def sampling(self, seed: int) -> SamplingParams:
         """Return the parameters of one request."""
-        return SamplingParams(self.rule, seed, 0, temperature=1.0, top_k=TOP_K)
+        top_k = TOP_K if self.mode.has_cut else 0
+        return SamplingParams(self.rule, seed, 0, temperature=1.0, top_k=top_k)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +110,11 @@ class PrefixesReport:
     def passed(self) -> bool:
         """Every case holds."""
         return all(map(self._holds, self.reports))
+
+    @property
+    def num_texts(self) -> int:
+        """Texts of the case that has the fewest."""
+        return min((report.texts.num_draws for report in self.reports), default=0)
 
     def passed_rule(self, rule: AcceptanceRule) -> bool:
         """Every case of one rule holds."""
@@ -159,12 +186,17 @@ async def run_prefix_suite(
     options: PrefixOptions,
     progress: Progress,
 ) -> PrefixesReport:
-    """Test a running pair after each prompt, (name, token ids), under both sampling rules."""
-    cases = [PrefixCase(name, ids, rule) for name, ids in prompts for rule in RULES]
-    threshold = FALSE_ALARM / (2 * len(LENGTHS) * len(cases))
+    """Test a running pair after each prompt, (name, token ids), in every way of sampling."""
+    cases = [PrefixCase(name, ids, mode) for name, ids in prompts for mode in MODES]
+    threshold = FALSE_ALARM / (2 * len(LENGTHS) * len(cases)) / TAIL_FACTOR
     laws = [
         await told_law(
-            client, case.prompt_token_ids, options.tie_margin, options.concurrency, case.name
+            client,
+            case.prompt_token_ids,
+            options.tie_margin,
+            options.concurrency,
+            case.name,
+            has_cut=case.mode.has_cut,
         )
         for case in cases
     ]
@@ -194,7 +226,7 @@ def declaration(num_draws: int, num_cases: int, threshold: float) -> str:
     dof = TOP_K - 1
     bias = smallest_bias(num_draws, 0.25, POWER, threshold, dof)
     return (
-        f"{num_draws} texts a case ({num_cases} cases) of the {TOP_K} most likely tokens; "
+        f"{num_draws} texts a case ({num_cases} cases), the {TOP_K} most likely tokens told apart; "
         f"chi-square and total variation over the first {', '.join(map(str, LENGTHS))} tokens, "
         f"each test at {threshold:.1e} (false alarm of the part {FALSE_ALARM:g}); on this machine "
         f"in this time that finds, with power {POWER:g}, a bias of {bias:.3f} in a token of "

@@ -1,9 +1,10 @@
 """The law of short texts after a prompt, as the target itself tells it.
 
-Top-k leaves a small support, so the target can be asked for the probability of every short text:
-its log-probabilities after each prefix, without any draft. Where the last token inside and the
-first one outside are nearly tied, a forward of another shape may swap them: the tied ones are then
-one cell, behind which nothing is told apart. Knows log-probabilities; judges nothing.
+The target is asked, without any draft, for its log-probabilities after each prefix. With top-k the
+support is small, and the probability of every short text is known; where the last token inside and
+the first one outside are nearly tied, a forward of another shape may swap them: the tied ones are
+then one cell. Without top-k all but the most likely tokens are that cell. Behind it nothing is told
+apart. Knows log-probabilities; judges nothing.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from specserve.tools.generation_client import TextClient
 from specserve.tools.verify.short_texts import Law
 
 TOP_K = 3
+"""Of the requests that have one; of the others, tokens that are told apart."""
+
 LENGTH = 3
 """Tokens that are told; whoever draws decodes more, so that these are decided in whole rounds."""
 
-TIED = -1
-"""Stands for any token of a tie at the cut, and for all that follows it."""
+REST = -1
+"""Stands for any token of a tie at the cut, or for any that is not told, and all that follows."""
 
 Text = tuple[int, ...]
 
@@ -32,9 +35,15 @@ class Step:
     """What may come after one prefix."""
 
     probs: dict[int, float]
-    """By token, TIED for those that may be swapped; the sum is 1."""
+    """By token, REST for those that are one cell; the sum is 1."""
     tied: frozenset[int]
-    """The tokens of the tie, inside and outside; empty where the cut is clear."""
+    """The tokens of a tie, inside and outside; empty where the cut is clear, or there is none."""
+    has_cut: bool = True
+    """Tokens that are not named have probability 0; else they are the rest."""
+
+    def is_rest(self, token_id: int) -> bool:
+        """Whether a token belongs to the cell behind which nothing is told apart."""
+        return token_id in self.tied or not (self.has_cut or token_id in self.probs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +51,7 @@ class ToldLaw:
     """The law of all short texts after one prompt."""
 
     probs: Law
-    """By the first LENGTH tokens, TIED from the first tie at the cut on."""
+    """By the first LENGTH tokens, REST from the first one of that cell on."""
     steps: dict[Text, Step]
     """What comes after each prefix that was asked about."""
 
@@ -52,18 +61,25 @@ class ToldLaw:
             prefix = tuple(token_ids[:place])
             if prefix not in self.steps:
                 break  # behind a token that cannot be
-            if token_ids[place] in self.steps[prefix].tied:
-                return (*prefix, *[TIED] * (LENGTH - place))
+            if self.steps[prefix].is_rest(token_ids[place]):
+                return (*prefix, *[REST] * (LENGTH - place))
         return tuple(token_ids[:LENGTH])
 
 
 async def told_law(
-    client: TextClient, prompt: Text, tie_margin: float, concurrency: int, name: str
+    client: TextClient,
+    prompt: Text,
+    tie_margin: float,
+    concurrency: int,
+    name: str,
+    *,
+    has_cut: bool = True,
 ) -> ToldLaw:
     """Ask the target, without any draft, for the law of the first LENGTH tokens.
 
     Args:
         name: of the requests.
+        has_cut: texts are drawn with TOP_K; else from the whole vocabulary.
     """
     slots = asyncio.Semaphore(concurrency)
 
@@ -71,17 +87,17 @@ async def told_law(
         async with slots:
             request_id = f"law-{name}-{'-'.join(map(str, prefix))}"
             told = await client.candidates((*prompt, *prefix), request_id)
-        return step_of(told, tie_margin)
+        return step_of(told, tie_margin) if has_cut else open_step_of(told)
 
     steps: dict[Text, Step] = {}
     law: Law = {(): 1.0}
     for _ in range(LENGTH):
-        prefixes = [prefix for prefix in law if TIED not in prefix]
+        prefixes = [prefix for prefix in law if REST not in prefix]
         steps |= dict(zip(prefixes, await asyncio.gather(*map(ask, prefixes)), strict=True))
         law = {
             (*prefix, token_id): weight * p
             for prefix, weight in law.items()
-            for token_id, p in (steps[prefix].probs if prefix in steps else {TIED: 1.0}).items()
+            for token_id, p in (steps[prefix].probs if prefix in steps else {REST: 1.0}).items()
         }
     return ToldLaw(law, steps)
 
@@ -102,5 +118,17 @@ def step_of(told: dict[int, float], tie_margin: float) -> Step:
         return Step(probs, frozenset())
     may_go = [t for t in inside if told[t] - told[may_come[0]] <= tie_margin]
     merged = {t: p for t, p in probs.items() if t not in may_go}
-    merged[TIED] = sum(probs[t] for t in may_go)
+    merged[REST] = sum(probs[t] for t in may_go)
     return Step(merged, frozenset((*may_go, *may_come)))
+
+
+def open_step_of(told: dict[int, float]) -> Step:
+    """Tell the TOP_K most likely tokens apart and leave the others together, at temperature 1.
+
+    Args:
+        told: log-probabilities over the whole vocabulary, of TOP_K tokens at least.
+    """
+    ranked = sorted(told, key=lambda token_id: (-told[token_id], token_id))
+    probs = {token_id: float(np.exp(told[token_id])) for token_id in ranked[:TOP_K]}
+    probs[REST] = max(0.0, 1.0 - sum(probs.values()))
+    return Step(probs, frozenset(), has_cut=False)

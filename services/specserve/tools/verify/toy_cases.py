@@ -1,4 +1,4 @@
-"""The enumerable pair and the ways of sampling that it is tried with.
+"""The small enumerable pair and the ways of sampling that it is tried with.
 
 The toy's logits are a pure function of its context, so the law of the next token after any text is
 known exactly. Knows the toy, the transforms and the client's jobs; knows no statistics.
@@ -6,7 +6,8 @@ known exactly. Knows the toy, the transforms and the client's jobs; knows no sta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,6 +44,7 @@ class Case:
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
     method: SpeculativeMethod = "draft_model"
     constraints: TokenConstraints | None = None
 
@@ -55,6 +57,7 @@ class Case:
             temperature=self.temperature,
             top_k=self.top_k,
             top_p=self.top_p,
+            min_p=self.min_p,
             constraints=self.constraints,
         )
 
@@ -103,34 +106,45 @@ BIAS_CASE = "standard K=3"
 """The case that is drawn often enough for the declared bias."""
 
 
-def toy_pair() -> PairSpec:
-    """Describe the pair's processes."""
+def toy_pair(settings: Mapping[str, float]) -> PairSpec:
+    """Describe the pair's processes; `settings` are those of the draft that it speaks for."""
+    return pair_of(
+        TARGET,
+        DRAFT,
+        {
+            **settings,
+            "num_speculative_tokens": NUM_SPECULATIVE_TOKENS,
+            # A match of two tokens is long in such texts: the cascade then uses both.
+            "cascade_min_match_length": 2,
+        },
+    )
+
+
+def pair_of(target: str, draft: str, speculative: Mapping[str, float]) -> PairSpec:
+    """Describe the processes of two toys."""
     return PairSpec(
-        target=TARGET,
-        draft=DRAFT,
+        target=target,
+        draft=draft,
         num_gateways=0,
-        # A match of two tokens is long in such texts: the cascade then uses both.
-        speculative_config=(
-            f'{{"num_speculative_tokens": {NUM_SPECULATIVE_TOKENS}, "cascade_min_match_length": 2}}'
-        ),
+        speculative_config=json.dumps(speculative),
         # A busy machine must not turn rounds into ones without a draft.
         orchestrator_flags=("--draft-timeout-s=5", "--draft-catch-up-timeout-s=5"),
     )
 
 
-def next_token_law(case: Case, text: Sequence[int]) -> NDArray[np.float64]:
+def next_token_law(case: Case, text: Sequence[int], spec: ToySpec = SPEC) -> NDArray[np.float64]:
     """Return the target's probabilities after a text (the prompt included), by tokens' ids.
 
     Returns:
         [V], summing to 1.
     """
-    logits = toy_logits(SPEC, text)
+    logits = toy_logits(spec, text)
     if case.constraints is not None:
         state = ConstraintState(case.constraints)
         state.follow(TokenChain(text), len(text))
         logits = edit_row(logits, state.edits() or RowEdits())
     step = transform(logits, case.sampling(seed=0))
-    law = np.zeros(SPEC.vocab_size)
+    law = np.zeros(spec.vocab_size)
     law[step.token_ids] = step.probs
     return law
 
