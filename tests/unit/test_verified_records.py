@@ -13,7 +13,6 @@ from specserve.rpc import verified_records
 from specserve.rpc.v1.common_pb2 import GetModelResponse
 from specserve.rpc.verified_records import (
     Evidence,
-    OtherFormat,
     PairKey,
     VerifiedRecord,
     pair_keys,
@@ -148,7 +147,7 @@ def test_a_record_of_another_release_is_passed_over(tmp_path: Path) -> None:
     path.write_text(json.dumps({**values, "digest": verified_records._digest(values)}))
 
     assert read_all(tmp_path) == []
-    with pytest.raises(OtherFormat, match="format 1"):
+    with pytest.raises(ConfigurationError, match="format 1"):
         read_record(path)
 
 

@@ -7,7 +7,6 @@ attacker: who can write the folder can write a record.) Knows files and GetModel
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -29,10 +28,6 @@ MAX_BIAS = 0.01
 MIN_PARITY_TOKENS = 256
 MIN_PREFIX_TEXTS = 200
 """Least evidence that speculation is switched on for."""
-
-
-class OtherFormat(ConfigurationError):
-    """A record that another release wrote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +151,27 @@ def read_record(path: Path) -> VerifiedRecord:
 
     Raises:
         FileNotFoundError: there is none.
-        OtherFormat: it is whole, and of another release.
         ConfigurationError: it cannot be read, is not whole, was changed, or has another's name.
     """
+    values = _whole(path)
+    if values.get("format") != FORMAT:
+        raise _broken(path, f"format {values.get('format')!r}, {FORMAT} was wanted")
+    return _record(path, values)
+
+
+def read_all(folder: Path) -> list[VerifiedRecord]:
+    """Read every record of a folder, those of other releases apart; none where there is no folder.
+
+    Raises:
+        ConfigurationError: one of them is broken; the file is named.
+    """
+    found = [(path, _whole(path)) for path in sorted(folder.glob("*.json"))]
+    # What another release wrote fits nothing here: its sources were others.
+    return [_record(path, values) for path, values in found if values.get("format") == FORMAT]
+
+
+def _whole(path: Path) -> dict[str, Any]:
+    """Read what was written as it was written, whatever its format."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -166,14 +179,16 @@ def read_record(path: Path) -> VerifiedRecord:
     except (OSError, UnicodeDecodeError) as error:
         raise _broken(path, str(error)) from error
     try:
-        values = json.loads(text)
+        values: dict[str, Any] = json.loads(text)
         digest = values.pop("digest")
     except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise _broken(path, "it is cut short, or no record at all") from error
     if digest != _digest(values):
         raise _broken(path, "its content is not what was written")
-    if values.get("format") != FORMAT:
-        raise OtherFormat(f"{path}: a record of format {values.get('format')!r}, not {FORMAT}")
+    return values
+
+
+def _record(path: Path, values: dict[str, Any]) -> VerifiedRecord:
     key = _key(values["key"])
     if key.file_name != path.name:
         raise _broken(path, f"it is the record {key.file_name} under another name")
@@ -185,20 +200,6 @@ def read_record(path: Path) -> VerifiedRecord:
         str(values["made_at"]),
         values["parts"],
     )
-
-
-def read_all(folder: Path) -> list[VerifiedRecord]:
-    """Read every record of a folder, those of other releases apart; none where there is no folder.
-
-    Raises:
-        ConfigurationError: one of them is broken; the file is named.
-    """
-    records = []
-    for path in sorted(folder.glob("*.json")):
-        # What another release wrote is whole, and fits nothing here: its sources were others.
-        with contextlib.suppress(OtherFormat):
-            records.append(read_record(path))
-    return records
 
 
 def pair_keys(

@@ -1,9 +1,10 @@
 """`specserve bench --suite auto`: automatic length control against the better of on and off.
 
-One target and one draft serve two orchestrators by turns, on the same prompts: one whose K is
-dynamic, and one that is switched on and off. (Two deployments that are alike differ by some per
-cent, by where their weights lie in memory, which is as much as is asked about here; and what always
-on and always off show is not for the dynamic one to learn from.) The better fixed side is the one
+One target and one draft serve three orchestrators by turns, on the same prompts: one whose K is
+dynamic, and two that are switched on and off. (Two deployments that are alike differ by some per
+cent, by where their weights lie in memory, which is as much as is asked about here; what always on
+and always off show is not for the dynamic one to learn from; and whoever waits longer for its turn
+begins it colder.) The better fixed side is the one
 with more tokens/s over the level. A level's first pair is not measured: what a change of load costs
 is another question.
 """
@@ -73,16 +74,13 @@ def requests_per_wave(pacing: Pacing) -> int:
 
 
 def arms_of(system: Running, settings: RequestSettings) -> list[Arm]:
-    """Return the three sides of a deployment that has a twin."""
-    auto = SystemArm(AUTO, system, settings)
-    if system.twin is None:
-        raise ValueError(f"{system.name}: no second orchestrator")
-    fixed = replace(system, client=system.twin.client)
-    return [
-        auto,
-        SwitchedArm(SystemArm(ALWAYS_ON, fixed, settings), system.twin, SpeculationMode.ON),
-        SwitchedArm(SystemArm(ALWAYS_OFF, fixed, settings), system.twin, SpeculationMode.OFF),
-    ]
+    """Return the three sides of a deployment that has two twins."""
+    modes = {ALWAYS_ON: SpeculationMode.ON, ALWAYS_OFF: SpeculationMode.OFF}
+    arms: list[Arm] = [SystemArm(AUTO, system, settings)]
+    for (name, mode), twin in zip(modes.items(), system.twins, strict=True):
+        fixed = replace(system, client=twin.client)
+        arms.append(SwitchedArm(SystemArm(name, fixed, settings), twin, mode))
+    return arms
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +125,7 @@ def dynamic(options: BenchOptions) -> Deployment:
             "--suite auto: num_speculative_tokens_per_batch_size says K, on and auto alike; "
             "leave it out"
         )
-    return replace(options.deployment("dynamic K", speculative), has_twin=True)
+    return replace(options.deployment("dynamic K", speculative), num_twins=2)
 
 
 def changed(base: SpeculativeConfig, keys: str) -> SpeculativeConfig:

@@ -44,8 +44,8 @@ class Deployment:
     speculative: SpeculativeConfig | None
     engine_flags: tuple[str, ...] = ()
     orchestrator_flags: tuple[str, ...] = ()
-    has_twin: bool = False
-    """A second orchestrator runs beside the first, on the same devices: it learns for itself."""
+    num_twins: int = 0
+    """More orchestrators beside the first, on the same devices: each learns for itself."""
 
     @property
     def speculative_json(self) -> str:
@@ -69,7 +69,7 @@ class Deployment:
             speculative_config=None
             if self.speculative is None
             else self.speculative.model_dump_json(exclude_defaults=True),
-            num_orchestrators=1 + self.has_twin,
+            num_orchestrators=1 + self.num_twins,
             num_gateways=0,
             engine_flags=self.engine_flags,
             orchestrator_flags=self.orchestrator_flags,
@@ -92,8 +92,8 @@ class Running:
     facts: DeploymentFacts
     pids: tuple[int, ...] = ()
     """Of its processes, when they are ours."""
-    twin: Twin | None = None
-    """The second orchestrator, where the deployment has one."""
+    twins: tuple[Twin, ...] = ()
+    """The orchestrators beside the first."""
 
     @property
     def name(self) -> str:
@@ -128,8 +128,8 @@ async def running(deployment: Deployment) -> AsyncIterator[Running]:
             versions={},
         )
         pids = tuple(service.pid for service in local.services)
-        twin = next((Twin(GrpcServingClient(each), each.switch) for each in twins), None)
-        yield Running(GrpcServingClient(client), facts, pids, twin)
+        others = tuple(Twin(GrpcServingClient(each), each.switch) for each in twins)
+        yield Running(GrpcServingClient(client), facts, pids, others)
 
 
 @asynccontextmanager
