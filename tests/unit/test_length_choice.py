@@ -7,6 +7,7 @@ from specserve.speculation.cost_model import Load, PlainTiming, RoundCosts, Roun
 from specserve.speculation.length_choice import (
     MARGIN,
     NUM_TIMES,
+    NUM_TIMES_AMONG,
     Choice,
     Option,
     Reason,
@@ -87,7 +88,8 @@ def test_among_others_drafting_begins_for_more_than_a_models_word(before, gain, 
     """What rounds of all take is not measured before they run; what they lose then is."""
     standing = Standing(before)
     better = (20, 20 * gain) if before == 0 else (20 * gain, 20)
-    for number in range(2 * NUM_TIMES):
+    for number in range(NUM_TIMES_AMONG):
+        assert standing.k == before or number >= NUM_TIMES
         standing.settle(options(*better), float(number), is_alone=False)
 
     assert standing.k == after

@@ -23,6 +23,9 @@ would take is a model's word until they run."""
 NUM_TIMES = 4
 """... this many rounds in a row, ..."""
 
+NUM_TIMES_AMONG = 8
+"""Rounds of the same: a slow second of the machine must not look like slow decode-ahead."""
+
 CLEAR_MARGIN = 1.5
 """... or so much better that nobody need look twice."""
 
@@ -143,6 +146,10 @@ class Standing:
     def settle(self, options: Sequence[Option], now: float, *, is_alone: bool = True) -> Reason:
         """Move to the best option if it is better enough for long enough."""
         best = best_of(options)
+        is_unproven = not is_alone and not self.k
+        margin, num_times = (MARGIN_AMONG, NUM_TIMES_AMONG) if is_unproven else (MARGIN, NUM_TIMES)
+        if self.k is None and is_unproven and options[best].rate < margin * options[0].rate:
+            self.k = 0
         if self.k is None:
             self.k = best
         current = min(self.k, len(options) - 1)
@@ -152,10 +159,9 @@ class Standing:
         # Many requests may look in the course of one round: it counts once.
         if now >= self._next_at:
             self._next_at = now + options[current].seconds
-            margin = MARGIN if is_alone or current > 0 else MARGIN_AMONG
             better = options[best].rate >= margin * options[current].rate
             self._streak = self._streak + 1 if better else 0
-        if self._streak < NUM_TIMES and options[best].rate < CLEAR_MARGIN * options[current].rate:
+        if self._streak < num_times and options[best].rate < CLEAR_MARGIN * options[current].rate:
             return Reason.HYSTERESIS
         self.k, self._streak = best, 0
         self.num_switches += 1
