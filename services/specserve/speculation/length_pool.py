@@ -90,6 +90,7 @@ class LengthPool:
         k = self._last_k.get(controller, 0)
         all_draft = (
             k > 0
+            and controller.standing_k > 0  # it was chosen by costs, which are then known
             and self._drafting_since is not None
             and now - self._drafting_since >= STEADY_ROUNDS * self.costs.last_round_s(k)
         )

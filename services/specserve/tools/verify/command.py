@@ -163,12 +163,13 @@ def _conclude(outcome: Verification, args: argparse.Namespace) -> tuple[dict[str
     say(outcome.table())
     passed = all(outcome.passed(rule) for rule in AcceptanceRule)
     k = outcome.num_speculative_tokens
-    if k < outcome.pair.num_speculative_tokens:
+    is_kept = args.url is None and not args.no_record
+    if is_kept and k < outcome.pair.num_speculative_tokens:
         say(
             f"note: no round of parity had more than {k} draft tokens, "
             f"{outcome.pair.num_speculative_tokens} are configured: only {k} are verified"
         )
-    if shortfall := outcome.evidence.shortfall():
+    if is_kept and (shortfall := outcome.evidence.shortfall()):
         say(f"note: verified {shortfall}: --require-verified will refuse the record")
     if args.url is not None:
         say("no record: a gateway does not tell what its pair is; --orchestrator-address does")
