@@ -180,5 +180,6 @@ async def test_a_difference_over_http_is_accounted_for_by_the_target(
         )
     (difference,) = report.divergences
     assert difference.position == 2
+    assert report.num_tokens == 3, "what lies behind a difference is not compared"
     assert difference.margin > TIE_MARGIN["float32"]
     assert not ParityReport("float32", "ngram", (report,)).passed

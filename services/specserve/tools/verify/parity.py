@@ -51,7 +51,7 @@ class ModeReport:
     rule: AcceptanceRule
     num_prompts: int
     num_tokens: int
-    """Tokens of the off-run that were compared."""
+    """Tokens of the off-run that were compared: none behind a first difference."""
     num_drafted_on: int
     num_drafted_off: int
     num_accepted_on: int
@@ -227,10 +227,15 @@ def _report(
         mode.name,
         mode.rule,
         len(on),
-        sum(len(g.token_ids) for g in off),
+        sum(map(_num_compared, on, off)),
         sum(g.record.num_draft_tokens for g in on),
         sum(g.record.num_draft_tokens for g in off),
         sum(g.record.num_accepted_draft_tokens for g in on),
         max((drafted for g in on for drafted in g.record.per_step_drafted), default=0),
         tuple(divergences),
     )
+
+
+def _num_compared(on: Generated, off: Generated) -> int:
+    position = first_difference(on.token_ids, off.token_ids)
+    return len(off.token_ids) if position is None else min(position + 1, len(off.token_ids))
