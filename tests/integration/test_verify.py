@@ -147,6 +147,8 @@ async def test_a_gateway_is_asked_what_its_orchestrator_would_be() -> None:
     assert not any(mode.divergences for mode in modes)
     assert law.passed, law.table()
     assert all(report.num_draft_tokens > 0 for report in law.reports)
+    assert {mode.longest_block for mode in modes} == {3}
+    assert {report.longest_block for report in law.reports} == {3}
 
 
 @pytest.mark.slow
@@ -183,3 +185,29 @@ async def test_a_difference_over_http_is_accounted_for_by_the_target(
     assert report.num_tokens == 3, "what lies behind a difference is not compared"
     assert difference.margin > TIE_MARGIN["float32"]
     assert not ParityReport("float32", "ngram", (report,)).passed
+
+
+@pytest.mark.slow
+def test_a_pair_that_is_started_for_it_drafts_whatever_its_table_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Set not to draft among many, it is still tried as configured: else nothing is verified."""
+    report = tmp_path / "report.json"
+    config = {
+        "model": f"{WIDE_TARGET},noise=0.7",
+        "num_speculative_tokens": 3,
+        "num_speculative_tokens_per_batch_size": [[1, 1000, 0]],
+    }
+
+    code = command.run(
+        flags(
+            *("--suite", "parity", "--target", WIDE_TARGET, "--num-prompts", "1"),
+            *("--max-tokens", "16", "--json", str(report)),
+            *("--speculative-config", json.dumps(config)),
+        )
+    )
+
+    assert code == 0, capsys.readouterr().out
+    modes = json.loads(report.read_text())["modes"]
+    assert all(mode["num_drafted_on"] > 0 for mode in modes)
+    assert {mode["longest_block"] for mode in modes} == {3}

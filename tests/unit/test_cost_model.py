@@ -52,6 +52,15 @@ def fed(rounds=(), plains=(), load=ALONE, model=None):
     return model
 
 
+def lived(rounds, load):
+    """A model that is asked before every round, as a controller asks it, ten rounds a second."""
+    model = CostModel()
+    for number, one in enumerate(rounds):
+        model.costs(load, 5, 16, 0.1 * number)
+        model.observe_round(one, load, 0.1 * number)
+    return model
+
+
 def test_round_is_draft_plus_verify_plus_the_rest():
     """One session: each K costs a + b*K for the draft, its own rows, transport and the host."""
     model = fed([*rounds_of(4, 4), *rounds_of(4, 1, verify_s=0.0185)], [plain()] * 4)
@@ -109,27 +118,46 @@ def test_tokens_drafted_ahead_are_not_waited_for():
 def test_queueing_counts_only_when_all_speculate():
     """A lone probe waits for a forward of the others; if all speculated there were none to wait."""
     load = Load(8, 8, all_draft=True)
-    lone = fed(rounds_of(40, 4, queue_s=0.015, rows=8), load=Load(8, 8))
-    together = fed(rounds_of(40, 4, queue_s=0.015, rows=8), load=load)
+    quiet = lived(rounds_of(60, 4, rows=40), load)
+    lone = lived(rounds_of(60, 4, queue_s=0.015, rows=40), Load(8, 8))
+    together = lived(rounds_of(60, 4, queue_s=0.015, rows=40), load)
 
-    slow = together.costs(load, 4, 16, 1.0).seconds(4, 4)
-    assert slow > 1.2 * lone.costs(load, 4, 16, 1.0).seconds(4, 4)
+    assert quiet.costs(load, 4, 16, 6.0).crowding == pytest.approx(1.0, abs=0.02)
+    slow = together.costs(load, 4, 16, 6.0).seconds(4, 4)
+    assert slow > 1.2 * lone.costs(load, 4, 16, 6.0).seconds(4, 4)
     # The opinion fades: what was crowded once is tried again.
     assert together.costs(load, 4, 16, 100.0).seconds(4, 4) < slow
 
 
 def test_crowding_is_learned_however_few_of_the_tokens_come():
     """An unsure draft mostly stops short: what all rounds take tells of any K none the less."""
-    load, model = Load(8, 8, all_draft=True), CostModel()
-    one, four = timing(1, queue_s=0.015, rows=16), timing(4, queue_s=0.015, rows=24)
-    for number in range(60):
-        model.observe_round(four if number % 3 == 0 else one, load, number * 1e-3)
+    load = Load(8, 8, all_draft=True)
 
-    costs = model.costs(load, 5, 16, 1.0)
+    def unsure(queue_s):
+        kinds = (timing(4, queue_s=queue_s, rows=24), *[timing(1, queue_s=queue_s, rows=16)] * 2)
+        return lived([kinds[number % 3] for number in range(60)], load)
+
+    model = unsure(0.015)
+    costs = model.costs(load, 5, 16, 6.0)
+    assert unsure(0.0).costs(load, 5, 16, 6.0).crowding == pytest.approx(1.0, abs=0.02)
     assert costs.crowding > 1.2
     assert costs.seconds(4, 2.0) == pytest.approx(costs.crowding * costs.round_s[2])
     assert costs.seconds(5, 9.0) == pytest.approx(costs.crowding * costs.round_s[5])
-    assert model.costs(Load(2, 2), 4, 16, 1.0).crowding == 1.0
+    assert model.costs(Load(2, 2), 4, 16, 6.0).crowding == 1.0
+
+
+def test_a_round_is_held_against_what_came_on_average_though_less_was_asked_about():
+    """Costs worked out for K = 1 must not stand for the 2.5 tokens that come on average."""
+    load, model = Load(8, 8, all_draft=True), CostModel()
+    four, one = timing(4, draft_s=0.020, rows=24), timing(1, draft_s=0.020, rows=24)
+    # To whom one token comes waits for those to whom four do.
+    one = one._replace(wall_s=four.wall_s, draft_wait_s=four.draft_wait_s, draft_queue_s=3 * 0.020)
+    for number in range(60):
+        model.costs(load, 1, 16, 0.1 * number)
+        model.observe_round(four if number % 2 else one, load, 0.1 * number)
+
+    ratio = four.wall_s / (four.wall_s - 1.5 * 0.020)
+    assert model.crowding(8, 6.0) == pytest.approx((60 * ratio + 32) / 92, rel=0.03)
 
 
 def test_late_proposals_make_drafting_dear():

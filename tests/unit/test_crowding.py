@@ -36,6 +36,36 @@ def test_each_try_that_comes_to_nothing_waits_twice_as_long_for_the_next() -> No
     )
 
 
+def test_idleness_is_no_try_that_came_to_nothing() -> None:
+    """An hour without requests says nothing of crowds, nor does a try that shows none."""
+    crowding = Crowding()
+    last = tried(crowding, 0.0)
+    for _ in range(4):
+        last = tried(crowding, last + 3600, num_rounds=4, ratio=1.0)
+
+    assert waited(crowding, last) == pytest.approx(CROWD_FORGET_S, abs=1.0)
+
+
+def test_what_was_forgotten_has_no_part_in_what_is_learned_anew() -> None:
+    """Else the first round of a try would bring the old opinion back."""
+    crowding = Crowding()
+    last = tried(crowding, 0.0)
+    last = tried(crowding, last + CROWD_FORGET_S + 1, num_rounds=2, ratio=1.0)
+
+    assert crowding.value(last) == pytest.approx(1.0, abs=0.01)
+
+
+def test_what_was_crowded_before_is_seen_again_within_a_few_rounds() -> None:
+    """A try costs whoever takes part in it: it is to end soon."""
+    crowding = Crowding()
+    first = tried(crowding, 0.0, num_rounds=8)
+    once = crowding.value(first) or 0.0
+    last = tried(crowding, first + CROWD_FORGET_S + 1, num_rounds=8)
+
+    assert once < 1.15
+    assert (crowding.value(last) or 0.0) > 1.25
+
+
 def test_rounds_that_go_on_are_no_try() -> None:
     """A K that stood again is forgotten as soon as at first."""
     crowding = Crowding()

@@ -9,6 +9,9 @@ import threading
 import pytest
 
 from specserve import cli
+from specserve.rpc.v1.common_pb2 import GetModelResponse
+from specserve.rpc.verified_records import Evidence, VerifiedRecord, pair_keys, write_record
+from specserve.speculation.types import AcceptanceRule
 from specserve.tools.doctor import checks as doctor_checks
 from specserve.tools.doctor import port as doctor_port
 
@@ -173,3 +176,17 @@ def test_a_broken_record_of_verification_is_a_problem(capsys, tmp_path):
     status, found = checks["verification"]
     assert status == "problem"
     assert broken.name in found
+
+
+@pytest.mark.parametrize(("num_texts", "status"), [(200, "ok"), (199, "note")])
+def test_a_record_that_serving_would_refuse_is_told_of(capsys, tmp_path, num_texts, status):
+    """A pass on too little switches nothing on."""
+    model = GetModelResponse(weights_fingerprint="aa", dtype="float32")
+    (key,) = pair_keys(model, None, (), "ngram", [AcceptanceRule.GREEDY])
+    evidence = Evidence(bias=0.005, num_parity_tokens=384, num_prefix_texts=num_texts)
+    write_record(tmp_path, VerifiedRecord(key, True, 4, evidence, "2026-01-01", {}))
+
+    _, checks = doctor(capsys, *PAIR, "--verified-dir", str(tmp_path))
+
+    assert checks["verification"][0] == status
+    assert ("on too little" in checks["verification"][1]) == (status == "note")

@@ -14,7 +14,12 @@ from specserve.tools.verify.distribution import CaseReport, DistributionReport
 from specserve.tools.verify.long_texts import LongReport
 from specserve.tools.verify.outcome import Verification
 from specserve.tools.verify.parity import ModeReport, ParityReport
-from specserve.tools.verify.prefixes import PrefixesReport
+from specserve.tools.verify.prefixes import (
+    MODES,
+    PrefixCase,
+    PrefixesReport,
+    PrefixReport,
+)
 from specserve.tools.verify.short_texts import ShortReport
 from specserve.tools.verify.toy_cases import CASES
 
@@ -42,6 +47,14 @@ def parity(broken: AcceptanceRule | None = None, longest: int = 4) -> ParityRepo
     return ParityReport("float32", "draft_model", tuple(modes))
 
 
+def prefixes(longest: int = 4) -> PrefixesReport:
+    reports = (
+        PrefixReport(PrefixCase("one", (1,), mode), ShortReport(400, (), 0), 40, 20, longest)
+        for mode in MODES
+    )
+    return PrefixesReport("declared", 1e-4, tuple(reports))
+
+
 def law(broken: AcceptanceRule | None = None) -> DistributionReport:
     """One report a case, whose long texts have an impossible token under the broken rule."""
     cases = tuple(
@@ -58,11 +71,12 @@ def law(broken: AcceptanceRule | None = None) -> DistributionReport:
 
 
 def outcome(
-    *, parity_of: ParityReport | None = None, law_of: DistributionReport | None = None
+    *,
+    parity_of: ParityReport | None = None,
+    prefixes_of: PrefixesReport | None = None,
+    law_of: DistributionReport | None = None,
 ) -> Verification:
-    return Verification(
-        served(), parity_of or parity(), PrefixesReport("", 1e-4, ()), law_of or law()
-    )
+    return Verification(served(), parity_of or parity(), prefixes_of or prefixes(), law_of or law())
 
 
 def test_all_parts_make_every_rule_pass() -> None:
@@ -97,15 +111,19 @@ def test_a_record_a_rule_is_written_also_of_a_failure(tmp_path: Path) -> None:
         rule: rule is not AcceptanceRule.GREEDY for rule in AcceptanceRule
     }
     assert {record.num_speculative_tokens for record in found.values()} == {4}
-    assert {record.evidence for record in found.values()} == {Evidence(0.005, 384, 0)}
+    assert {record.evidence for record in found.values()} == {Evidence(0.005, 384, 400)}
     assert all(record.key.draft is not None for record in found.values())
 
 
 def test_a_k_that_no_round_came_to_is_not_covered(tmp_path: Path) -> None:
-    """Four are configured; an unsure draft never guessed more than two."""
-    outcome(parity_of=parity(longest=2)).write(tmp_path)
+    """Four are configured; an unsure draft never guessed more. Each rule has rounds of its own."""
+    outcome(parity_of=parity(longest=2), prefixes_of=prefixes(longest=3)).write(tmp_path)
 
-    assert {record.num_speculative_tokens for record in read_all(tmp_path)} == {2}
+    assert {record.key.rule: record.num_speculative_tokens for record in read_all(tmp_path)} == {
+        AcceptanceRule.GREEDY: 2,
+        AcceptanceRule.STANDARD: 3,
+        AcceptanceRule.COUPLED: 3,
+    }
 
 
 def test_code_that_the_enumerable_pair_did_not_run_is_named() -> None:

@@ -8,6 +8,7 @@ handed in.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -171,12 +172,11 @@ class CostModel:
         verify_s = timing.verify_queue_s + timing.verify_forward_s
         self.round_s.add(max(0.0, timing.wall_s - timing.draft_wait_s - verify_s), now)
         if load.all_draft:
-            together = [0.0, *self._known_together(timing.num_draft_tokens, load)]
             self._crowding.setdefault(load.num_sessions.bit_length(), Crowding()).add(
                 timing.wall_s,
                 timing.num_draft_tokens,
                 load.num_sessions,
-                lambda num_draft_tokens: between(together, num_draft_tokens),
+                lambda num_draft_tokens: self._expected_s(num_draft_tokens, load),
                 now,
             )
 
@@ -240,6 +240,11 @@ class CostModel:
             num_fruitless=self.num_fruitless,
             plain_at=self.plain_call_s.updated_at,
         )
+
+    def _expected_s(self, num_draft_tokens: float, load: Load) -> float:
+        """Return the time of a round without crowding if so many come to all, on average."""
+        together = self._known_together(math.ceil(num_draft_tokens), load)
+        return between((0.0, *together), num_draft_tokens)
 
     def _known_together(self, k: int, load: Load) -> Sequence[float]:
         sessions = (load.num_sessions, load.num_draft_sessions)

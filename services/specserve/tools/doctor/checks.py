@@ -143,8 +143,11 @@ def _records(verified_dir: str | None) -> Check:
         found = f"no record in {folder}; `specserve verify` makes one, --require-verified wants one"
         return Check("verification", Status.NOTE, found)
     num_failed = sum(not record.passed for record in records)
+    num_short = sum(record.passed and bool(record.evidence.shortfall()) for record in records)
     found = f"{len(records)} records in {folder}, {num_failed} of failures"
-    return Check("verification", Status.NOTE if num_failed else Status.OK, found)
+    if num_short:
+        found += f", {num_short} on too little for --require-verified"
+    return Check("verification", Status.NOTE if num_failed or num_short else Status.OK, found)
 
 
 def _devices() -> Iterator[Check]:

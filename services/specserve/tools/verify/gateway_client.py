@@ -58,7 +58,7 @@ class GatewayClient(TextClient):
             "seed": sampling.seed,
             "ignore_eos": job.ignore_eos,
             "return_token_ids": True,
-            "speculation_metrics": "summary",
+            "speculation_metrics": "detailed",
         }
         if sampling.rule is not AcceptanceRule.GREEDY:
             body["rejection_sample_method"] = sampling.rule.value
@@ -73,6 +73,7 @@ class GatewayClient(TextClient):
             SpeculationRecord(
                 num_draft_tokens=metrics["num_draft_tokens"],
                 num_accepted_draft_tokens=metrics["num_accepted_draft_tokens"],
+                per_step_drafted=[n for steps in metrics["per_step_drafted"] for n in steps],
             ),
             (),
             time.perf_counter() - began,

@@ -63,10 +63,10 @@ class Verification:
             served.append(self.pair.draft.versions)
         return sorted({name for versions in served for name in tried ^ _maths_of(versions)})
 
-    @property
-    def num_speculative_tokens(self) -> int:
-        """Most draft tokens of a round that were tried: those that came, of those configured."""
-        return min(self.pair.num_speculative_tokens, self.parity.longest_block)
+    def num_speculative_tokens(self, rule: AcceptanceRule) -> int:
+        """Most draft tokens of a rule's rounds: those that came, of those configured."""
+        longest = max(self.parity.longest_block(rule), self.prefixes.longest_block(rule))
+        return min(self.pair.num_speculative_tokens, longest)
 
     @property
     def evidence(self) -> Evidence:
@@ -91,7 +91,7 @@ class Verification:
                 VerifiedRecord(
                     key,
                     self.passed(key.rule),
-                    self.num_speculative_tokens,
+                    self.num_speculative_tokens(key.rule),
                     self.evidence,
                     made_at,
                     parts,

@@ -83,7 +83,11 @@ async def reached(options: PairOptions) -> AsyncIterator[VerifiedPair]:
             yield VerifiedPair(client, pair, _named(prompts, ids))
         return
     spec, ids = _spec(options, prompts)
-    async with LocalPair(spec) as local, GenerationClient(local.orchestrators[0].address) as client:
+    async with (
+        LocalPair(spec) as local,
+        # A pair may be set not to draft among many: that is when nothing would be verified.
+        GenerationClient(local.orchestrators[0].address, for_verification=True) as client,
+    ):
         pair = await client.wait_ready()
         yield VerifiedPair(client, pair, _named(prompts, ids))
 

@@ -82,10 +82,9 @@ class ParityReport:
         """Tokens compared in the mode that has the fewest."""
         return min((report.num_tokens for report in self.modes), default=0)
 
-    @property
-    def longest_block(self) -> int:
-        """Most draft tokens that a round of every mode had."""
-        return min((report.longest_block for report in self.modes), default=0)
+    def longest_block(self, rule: AcceptanceRule) -> int:
+        """Most draft tokens of a round of one rule; 0 for a rule without a mode."""
+        return max((r.longest_block for r in self.modes if r.rule is rule), default=0)
 
     def _holds(self, report: ModeReport) -> bool:
         """Equal up to near-ties, drafting when on, and not drafting when off."""

@@ -95,6 +95,8 @@ class PrefixReport:
     texts: ShortReport
     num_draft_tokens: int
     num_accepted: int
+    longest_block: int
+    """Most draft tokens of a round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,10 @@ class PrefixesReport:
     def passed_rule(self, rule: AcceptanceRule) -> bool:
         """Every case of one rule holds."""
         return all(self._holds(report) for report in self.reports if report.case.rule is rule)
+
+    def longest_block(self, rule: AcceptanceRule) -> int:
+        """Most draft tokens of a round of one rule; 0 for a rule without a case."""
+        return max((r.longest_block for r in self.reports if r.case.rule is rule), default=0)
 
     def _holds(self, report: PrefixReport) -> bool:
         """No test speaks against the law, and the texts were drafted."""
@@ -164,6 +170,7 @@ class PrefixesReport:
                     "num_sequences": r.texts.num_draws,
                     "num_draft_tokens": r.num_draft_tokens,
                     "acceptance_rate": r.num_accepted / max(1, r.num_draft_tokens),
+                    "longest_block": r.longest_block,
                     "sequences": [
                         {
                             "length": m.length,
@@ -216,6 +223,7 @@ async def run_prefix_suite(
                 ),
                 sum(g.record.num_draft_tokens for g in done),
                 sum(g.record.num_accepted_draft_tokens for g in done),
+                max((drafted for g in done for drafted in g.record.per_step_drafted), default=0),
             )
         )
     return PrefixesReport(declared, threshold, tuple(reports))
