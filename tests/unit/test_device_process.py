@@ -21,20 +21,42 @@ from support.engines import Caller
 TOY = EngineConfig(model="toy:vocab_size=16,step_ms=200", num_kv_blocks=64, max_model_len=64)
 TIMEOUT_S = 120.0
 
+_WATCHED_READER = """
+import threading
+from specserve.model.device_process import SocketChannel
+from specserve.model.framing import FrameReader
+farewell, feed = SocketChannel.farewell, FrameReader.feed
+has_read, has_looked = threading.Event(), threading.Event()
+def look(self):
+    has_read.wait(5)
+    code = farewell(self)
+    has_looked.set()
+    return code
+def read(self, data):
+    frames = feed(self, data)
+    has_read.set()
+    has_looked.wait(0.5)
+    return frames
+SocketChannel.farewell, FrameReader.feed = look, read
+"""
+"""Has the loader's watch look for what the loader has just taken off the pipe, if it can."""
+
 pytestmark = pytest.mark.slow
 
 
 class Server:
     """The server's side of the pipe, in the test's hand."""
 
-    def __init__(self) -> None:
+    def __init__(self, before: str = "") -> None:
+        """Start the device; `before` is run in it once its path is set."""
+        boot = _BOOT.replace("from specserve", f"exec({before!r}); from specserve", 1)
         self.sock, theirs = socket.socketpair()
         self.sock.settimeout(TIMEOUT_S)
         record_fd, _ = create_shared()
         fds = [theirs.fileno(), record_fd]
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, json.dumps(sys.path), *map(str, fds)],
+                [sys.executable, "-c", boot, json.dumps(sys.path), *map(str, fds)],
                 pass_fds=fds,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -108,6 +130,14 @@ def test_told_to_stop_is_silent(server: Server) -> None:
 
 def test_told_to_stop_while_the_model_loads_is_silent_too(server: Server) -> None:
     """A start that was given up is no fault."""
+    server.send((Shutdown(),))
+    server.sock.close()
+    assert server.ended() == (0, [])
+
+
+def test_only_one_reads_the_first_frame_and_what_came_with_it() -> None:
+    """The watch finds the pipe closed while what it says is being read: it was told to stop."""
+    server = Server(_WATCHED_READER)
     server.send((Shutdown(),))
     server.sock.close()
     assert server.ended() == (0, [])

@@ -26,6 +26,9 @@ from specserve.model.toy import PREFIX as TOY_PREFIX
 
 logger = logging.getLogger(__name__)
 
+Start = tuple[EngineConfig, Role, SpeculativeConfig | None]
+"""What to load: the first frame."""
+
 
 class SocketChannel:
     """The device's end of the pipe."""
@@ -49,12 +52,12 @@ class SocketChannel:
         batches = cast(list[tuple[Message, ...]], frames)
         return [message for batch in batches for message in batch]
 
-    def receive_start(self) -> tuple[EngineConfig, Role, SpeculativeConfig | None]:
+    def receive_start(self) -> Start:
         """Wait for the first frame: what to load."""
         while not (frames := self._receive()):
             pass
         start, *self._early = frames
-        return cast(tuple[EngineConfig, Role, SpeculativeConfig | None], start)
+        return cast(Start, start)
 
     def farewell(self) -> int:
         """Give the exit code of a device whose server is gone, and say so, once.
@@ -115,18 +118,25 @@ def main(fd: int, record_fd: int) -> None:
     sock = socket.socket(fileno=fd)
     channel = SocketChannel(sock)
     loaded = threading.Event()
-    threading.Thread(target=_exit_with_parent, args=(sock, channel, loaded), daemon=True).start()
     try:
-        serve(channel, loaded, open_shared(record_fd))
+        start = channel.receive_start()
+        # Not before: of two who read, one would have what the other looks for.
+        watch = threading.Thread(
+            target=_exit_with_parent, args=(sock, channel, loaded), daemon=True
+        )
+        watch.start()
+        serve(start, channel, loaded, open_shared(record_fd))
     except EOFError:
         sys.exit(channel.farewell())
     finally:
         sock.close()
 
 
-def serve(channel: SocketChannel, loaded: threading.Event, record: BatchRecord) -> None:
+def serve(
+    start: Start, channel: SocketChannel, loaded: threading.Event, record: BatchRecord
+) -> None:
     """Load the engine, report it or its failure, then run the loop."""
-    config, role, speculative = channel.receive_start()
+    config, role, speculative = start
     try:
         if config.model.startswith(TOY_PREFIX) and config.num_threads is None:
             # Its tensors are tiny: waking a second thread costs more than it saves.
