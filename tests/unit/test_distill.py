@@ -21,7 +21,7 @@ from specserve.tools.distill.evaluate import (
     validate_folder,
     walk_rounds,
 )
-from specserve.tools.distill.flags import add_arguments, parse_layers, parse_scratch
+from specserve.tools.distill.flags import add_arguments, parse_layers, parse_scratch, run
 from specserve.tools.distill.gather import TextConfig
 from specserve.tools.distill.loss import SparseTargets, distillation_loss
 from specserve.tools.distill.recipe import TrainConfig, rate_at
@@ -29,6 +29,7 @@ from specserve.tools.distill.student import (
     ScratchShape,
     hidden_states,
     init_student,
+    load_student,
     pack_rows,
     scratch_student,
 )
@@ -509,3 +510,50 @@ def test_a_dot_in_a_packages_name_is_part_of_it(tmp_path):
     assert names == {
         f"mine.{version}.{ending}" for version in ("v1", "v2") for ending in ("json", "safetensors")
     }
+
+
+def test_training_goes_on_from_a_draft(tmp_path: Path) -> None:
+    """A draft that was distilled before is the student's start, its embedding frozen as before."""
+    target, draft = tmp_path / "target", tmp_path / "draft"
+    write_target(target)
+    save_text(tmp_path / "text.npz", make_text())
+    text = TextConfig(files=(tmp_path / "text.npz",))
+    config = DistillConfig(target, draft, text, draft_vocab_size=24, num_threads=1, train=TRAIN)
+    first = distill(config, quiet)
+    again = replace(config, output=tmp_path / "again", start_from=draft)
+    second = distill(again, quiet)
+    # bfloat16 in the directory: the figures are those of the first end, about.
+    assert second.curve[0].validation.greedy_match == pytest.approx(
+        first.curve[-1].validation.greedy_match, abs=0.1
+    )
+    before = LlamaForCausalLM.from_pretrained(draft).state_dict()
+    after = LlamaForCausalLM.from_pretrained(tmp_path / "again").state_dict()
+    torch.testing.assert_close(after[EMBEDDING], before[EMBEDDING], rtol=0, atol=0)
+    assert any(not torch.equal(after[name], before[name]) for name in after)
+    recipe = json.loads((tmp_path / "again" / "distill.json").read_text())
+    assert recipe["layers"] is None
+    assert recipe["start_weights_sha256"]
+
+
+def test_a_start_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    """Another vocabulary, no draft at all, or two starts at once."""
+    with pytest.raises(ModelUnavailable, match=r"config.json is missing"):
+        load_student(tmp_path / "nothing", make_target())
+    small = LlamaConfig(
+        vocab_size=32,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        tie_word_embeddings=True,
+    )
+    LlamaForCausalLM(small).save_pretrained(tmp_path / "small")
+    with pytest.raises(ConfigurationError, match="has 32 token ids, its target 64"):
+        load_student(tmp_path / "small", make_target())
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    words = ["t", "--output", "o", "--layers", "0", "--start-from", "d"]
+    with pytest.raises(ConfigurationError, match="--layers and --start-from"):
+        run(parser.parse_args(words))

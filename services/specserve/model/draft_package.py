@@ -21,6 +21,7 @@ EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 VOCAB_FILE = "draft_vocab.json"
 RECIPE_FILE = "distill.json"
+WEIGHTS_FILE = "model.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ def write_package(student: Path, stem: Path) -> DraftPackage:
     if not config.get("tie_word_embeddings"):
         raise ModelUnavailable(f"{student}: only a draft with tied embeddings can be packed")
     weights_file, description = package_files(stem)
-    save_file(quantise_state(load_file(student / "model.safetensors")), weights_file)
+    save_file(quantise_state(load_file(student / WEIGHTS_FILE)), weights_file)
     weights_file.chmod(0o644)  # safetensors makes it private
     package = DraftPackage(
         weights_sha256=sha256_of(weights_file),

@@ -10,11 +10,12 @@ from specserve.errors import ConfigurationError
 from specserve.tools.bench import command as bench
 from specserve.tools.bench.acceptance import read_method
 from specserve.tools.bench.auto import dynamic
+from specserve.tools.bench.conditions import ModelFacts
 from specserve.tools.bench.deployment import Deployment
 from specserve.tools.bench.flag_values import bench_options
 from specserve.tools.bench.peer_spec import check_peer, peer_specs
 from specserve.tools.bench.sweep import changed
-from specserve.tools.bench.workload import check_fits, load_workload
+from specserve.tools.bench.workload import check_fits, check_remembered, load_workload
 from specserve.tools.flags import Parser
 from specserve.tools.load.arrivals import Pacing
 from support.bench_samples import prompt
@@ -306,3 +307,14 @@ def test_a_prompt_that_leaves_no_room_is_named():
     check_fits([prompt(1)], 97, 100)
     with pytest.raises(ConfigurationError, match="prompt p1 has 3 tokens"):
         check_fits([prompt(1)], 98, 100)
+
+
+def test_prompts_that_warm_caches_cannot_hold_are_refused():
+    """Else what was sent first is cold again when it is measured, on whichever side comes first."""
+    model = ModelFacts("draft", "m", "", "abc", 96, "float32", "cpu", 4096, 100, 200, 12, 16)
+    # 1 block each of prompt, 2 of every answer.
+    check_remembered([prompt(n) for n in range(4)], 32, model, num_answers=1)
+    with pytest.raises(ConfigurationError, match="--num-kv-blocks 15, or at most 4 prompts"):
+        check_remembered([prompt(n) for n in range(5)], 32, model, num_answers=1)
+    with pytest.raises(ConfigurationError, match="the draft has 12.* at most 2 prompts"):
+        check_remembered([prompt(n) for n in range(4)], 32, model, num_answers=2)

@@ -26,7 +26,7 @@ from specserve.tools.bench.level import Notify
 from specserve.tools.bench.options import BenchOptions
 from specserve.tools.bench.peer_spec import PeerSpec, check_peer, peer_specs
 from specserve.tools.bench.peers import PeerArm, running_peer
-from specserve.tools.bench.workload import Workload, check_fits, load_workload
+from specserve.tools.bench.workload import Workload, check_fits, check_remembered, load_workload
 
 OURS = "specserve"
 """Name of a deployment when there is only one."""
@@ -58,7 +58,7 @@ async def up(
         warm: send every prompt once; a run that only counts needs none.
 
     Raises:
-        ConfigurationError: the prompts do not fit.
+        ConfigurationError: the prompts do not fit, one by one or all together.
         PeerUnavailable: something did not come up, or refuses the warm-up.
     """
     workload = load_workload(options.prompts, options.num_prompts, tokenizer_of(options))
@@ -75,6 +75,14 @@ async def up(
         target = next(iter(systems[0].facts.models), None)
         if target is not None:
             check_fits(workload.prompts, options.settings.max_tokens, target.max_model_len)
+        if warm and options.engine.enable_prefix_caching:
+            for model in systems[0].facts.models:
+                check_remembered(
+                    workload.prompts,
+                    options.settings.max_tokens,
+                    model,
+                    num_answers=1 if options.settings.temperature == 0 else 2,
+                )
         arms: list[PeerArm] = []
         for spec in peers:
             notify(f"loading {spec.name}", 0.0)

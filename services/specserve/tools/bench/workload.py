@@ -9,7 +9,7 @@ from pathlib import Path
 
 from specserve.config import EngineConfig
 from specserve.errors import ConfigurationError
-from specserve.tools.bench.conditions import PromptFacts, prompt_facts
+from specserve.tools.bench.conditions import ModelFacts, PromptFacts, prompt_facts
 from specserve.tools.bench.level import LevelPlan
 from specserve.tools.bench.sample import BenchPrompt
 from specserve.tools.load.arrivals import Pacing
@@ -96,3 +96,33 @@ def check_fits(prompts: Sequence[BenchPrompt], max_tokens: int, max_model_len: i
                 f"--max-tokens: prompt {prompt.prompt_id} has {len(prompt.token_ids)} tokens, and "
                 f"with {max_tokens} more it is longer than the context of {max_model_len}"
             )
+
+
+def check_remembered(
+    prompts: Sequence[BenchPrompt], max_tokens: int, model: ModelFacts, *, num_answers: int
+) -> None:
+    """Refuse prompts that a prefix cache cannot hold all at once.
+
+    What was sent first would be forgotten again before it is measured, and by chance on one side
+    and not on the other.
+
+    Args:
+        num_answers: different answers to a prompt that are kept beside it: one where all sides
+            say the same.
+
+    Raises:
+        ConfigurationError: saying how many blocks, or how few prompts, would do.
+    """
+    size = model.block_size
+    answer = num_answers * -(-max_tokens // size)
+    needed, num_fitting = 0, 0
+    for prompt in prompts:
+        needed += -(-len(prompt.token_ids) // size) + answer
+        num_fitting += needed <= model.num_kv_blocks
+    if needed > model.num_kv_blocks:
+        raise ConfigurationError(
+            f"--num-prompts: {len(prompts)} prompts and their answers fill {needed} KV blocks of "
+            f"{size} tokens, and the {model.role} has {model.num_kv_blocks}: warm prefixes would "
+            f"be forgotten before they are measured; --num-kv-blocks {needed}, or at most "
+            f"{num_fitting} prompts"
+        )

@@ -14,12 +14,17 @@ import torch
 from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM
 
 from specserve.errors import ConfigurationError, ModelUnavailable
-from specserve.model.draft_package import RECIPE_FILE, VOCAB_FILE, sha256_of
+from specserve.model.draft_package import RECIPE_FILE, VOCAB_FILE, WEIGHTS_FILE, sha256_of
 from specserve.model.loading import resolve_device
 from specserve.model.model_folder import read_marker
 from specserve.tools.distill.gather import TextConfig, gather_text
 from specserve.tools.distill.recipe import CurvePoint, TrainConfig
-from specserve.tools.distill.student import ScratchShape, init_student, scratch_student
+from specserve.tools.distill.student import (
+    ScratchShape,
+    init_student,
+    load_student,
+    scratch_student,
+)
 from specserve.tools.distill.text import DistillText
 from specserve.tools.distill.train import Trainer
 
@@ -46,6 +51,8 @@ class DistillConfig:
     """Target layers the student starts from; None: the first two and the last."""
     scratch: ScratchShape | None = None
     """A small student with random weights in their place."""
+    start_from: Path | None = None
+    """A draft of the same target, distilled before, to go on with in their place."""
     draft_vocab_size: int = 12288
     """Most frequent ids the head is trained and cut to; special ids come on top."""
     device: str = "cpu"
@@ -113,12 +120,14 @@ def distill(config: DistillConfig, progress: Callable[[str], None]) -> DistillRe
     torch.set_num_threads(config.num_threads)
     torch.manual_seed(config.train.seed)
     target = load_target(config)
-    layers = () if config.scratch else layers_of(config, target)
-    student = (
-        scratch_student(target, config.scratch, config.train.seed)
-        if config.scratch
-        else init_student(target, layers)
-    )
+    layers: tuple[int, ...] = ()
+    if config.start_from is not None:
+        student = load_student(config.start_from, target)
+    elif config.scratch is not None:
+        student = scratch_student(target, config.scratch, config.train.seed)
+    else:
+        layers = layers_of(config, target)
+        student = init_student(target, layers)
     del target
     student.to(device)  # type: ignore[arg-type] # transformers wraps it without its types
     text_path = config.output.with_name(config.output.name + ".text.npz")
@@ -162,6 +171,9 @@ def _recipe(
         "num_held_out_rows": len(trainer.held_rows),
         "num_left_out_rows": trainer.num_left_out,
         "layers": list(layers) or None,
+        "start_weights_sha256": (
+            sha256_of(config.start_from / WEIGHTS_FILE) if config.start_from else None
+        ),
         "train": asdict(config.train),
         "num_threads": config.num_threads,
         "torch": str(torch.__version__),

@@ -73,6 +73,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a small student with random weights in their place, such as 2x384",
     )
     student.add_argument(
+        "--start-from",
+        type=Path,
+        metavar="DRAFT",
+        help="a draft of this target to go on with in their place",
+    )
+    student.add_argument(
         "--draft-vocab-size",
         type=int,
         default=12288,
@@ -155,11 +161,16 @@ def run(args: argparse.Namespace) -> int:
         text=text_config(args),
         layers=parse_layers(args.layers),
         scratch=parse_scratch(args.scratch),
+        start_from=args.start_from,
         draft_vocab_size=args.draft_vocab_size,
         device=args.device,
         num_threads=args.num_threads,
         train=TrainConfig(**{f.name: getattr(args, f.name) for f in fields(TrainConfig)}),
     )
+    given = [name for name in ("layers", "scratch", "start_from") if getattr(args, name)]
+    if len(given) > 1:
+        flags = " and ".join(map(as_flag, given))
+        raise ConfigurationError(f"{flags}: a student starts from one thing")
     if args.pack is not None and config.scratch is not None:
         raise ConfigurationError("--pack keeps the target's embedding; a scratch student has none")
     report = distill(config, _write)

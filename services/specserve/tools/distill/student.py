@@ -4,13 +4,14 @@ Knows Hugging Face decoder models; knows no text file and no training loop.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
+from transformers import AttentionInterface, AutoConfig, LlamaConfig, LlamaForCausalLM
 from transformers.masking_utils import AttentionMaskInterface
 
-from specserve.errors import ConfigurationError
+from specserve.errors import ConfigurationError, ModelUnavailable
 
 PACKED_ATTENTION = "specserve_packed_rows"
 
@@ -118,6 +119,34 @@ def init_student(target: LlamaForCausalLM, layers: tuple[int, ...]) -> LlamaForC
     student.load_state_dict(state)
     student.model.embed_tokens.weight.requires_grad_(False)
     student.lm_head.weight.requires_grad_(False)
+    return student
+
+
+def load_student(draft: Path, target: LlamaForCausalLM) -> LlamaForCausalLM:
+    """Load a draft that was distilled before, in float32, to train it on.
+
+    An embedding that is the target's stays frozen, as it was; another one is trained.
+
+    Raises:
+        ModelUnavailable: it is missing, or not of the Llama architecture.
+        ConfigurationError: it has another vocabulary than the target.
+    """
+    if not (draft / "config.json").is_file():
+        raise ModelUnavailable(f"{draft / 'config.json'} is missing")
+    kind = AutoConfig.from_pretrained(draft).model_type
+    if kind != "llama":
+        raise ConfigurationError(f"{draft} is a {kind} model; a draft that was distilled is llama")
+    student = LlamaForCausalLM.from_pretrained(
+        draft, dtype=torch.float32, attn_implementation=PACKED_ATTENTION
+    )
+    embedding, targets = student.model.embed_tokens.weight, target.model.embed_tokens.weight
+    if len(embedding) != len(targets):
+        raise ConfigurationError(
+            f"{draft} has {len(embedding)} token ids, its target {len(targets)}"
+        )
+    if embedding.shape == targets.shape and torch.equal(embedding.bfloat16(), targets.bfloat16()):
+        embedding.requires_grad_(False)
+        student.lm_head.weight.requires_grad_(False)
     return student
 
 
