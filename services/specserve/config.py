@@ -84,7 +84,8 @@ class EngineConfig(Config):
     """Draft only. int8: weights rounded to 8 bits, one scale an output; in the CPU's compiled
     bfloat16 forward, elsewhere it is ignored."""
     draft_vocab_size: int | None = Field(None, ge=1)
-    """Draft only: cut the head to this many frequent tokens; None uses the list the model ships."""
+    """Draft only: cut the head to this many frequent tokens (after FR-Spec, arXiv:2502.14856), and
+    to those of each session's own text; None uses the list the model ships, if it ships one."""
     device_mode: Literal["process", "thread"] = "process"
     """process: the device loop has an interpreter of its own; thread: for tests and debuggers."""
 
@@ -150,7 +151,8 @@ class SpeculativeConfig(Config):
     """The draft's weights in the CPU's compiled bfloat16 forward; elsewhere it is ignored. Half as
     much is read a step, and speculation stays exact: q is whatever the draft samples from."""
     draft_vocab_size: int | None = Field(None, ge=1)
-    """Cut the draft's head to this many frequent tokens; None uses the list the model ships."""
+    """Cut the draft's head to this many frequent tokens, and to those of each session's own text;
+    None uses the list the model ships, if it ships one."""
 
     @property
     def needs_draft_model(self) -> bool:

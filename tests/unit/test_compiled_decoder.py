@@ -31,7 +31,7 @@ from specserve.model.compiled.operations import exp, matmul, to_bf16
 from specserve.model.engine import Engine
 from specserve.model.hf_runner import HuggingFaceRunner
 from specserve.model.messages import ProposeReply
-from specserve.model.runner import SequenceSlice
+from specserve.model.runner import NO_IDS, SequenceSlice
 from support.engines import Caller
 from support.engines import run as run_engine
 from support.tiny_models import VOCAB_SIZE, plain_logits, save_tiny
@@ -245,8 +245,12 @@ def test_a_cut_head_keeps_its_columns(llama, tmp_path):
     assert torch.equal(cut, whole[:, sorted(kept)])
 
 
-@pytest.mark.parametrize("is_cut", [False, True], ids=["whole head", "cut head"])
-def test_a_guess_in_one_call_is_that_of_many_forwards(llama, tmp_path, is_cut):
+@pytest.mark.parametrize(
+    ("is_cut", "context"),
+    [(False, ()), (True, ()), (True, (3, 9, 20, 62))],
+    ids=["whole head", "cut head", "cut head and more ids"],
+)
+def test_a_guess_in_one_call_is_that_of_many_forwards(llama, tmp_path, is_cut, context):
     """Tokens, confidences, the end of the guess, and what it leaves in the pool."""
     for path in llama.iterdir():
         (tmp_path / path.name).symlink_to(path)
@@ -254,27 +258,32 @@ def test_a_guess_in_one_call_is_that_of_many_forwards(llama, tmp_path, is_cut):
         (tmp_path / "draft_vocab.json").write_text(json.dumps({"token_ids": [40, 2, 63, 17, 5]}))
     runner = load(tmp_path, quantization="int8")
     assert runner.guess is not None
-    table, lengths = tuple(range(10)), set()
+    table, lengths, guessed = tuple(range(10)), set(), set()
+    more = np.array(context, np.int64)
     for seed, least in itertools.product(range(3), (0.0, 0.3)):
         ids = tokens(seed, 9)
-        logits = runner.forward([SequenceSlice(ids, 0, table, 1)])
-        got = runner.guess(logits, 9, table, 6, least)
+        batch = [SequenceSlice(ids, 0, table, 1, more)]
+        logits = runner.forward(batch)
+        kept = runner.columns(batch)
+        got = runner.guess(logits, 9, table, 6, least, kept, more)
         after = runner.forward([SequenceSlice([7], 8 + len(got.token_ids), table, 1)])
-        logits = runner.forward([SequenceSlice(ids, 0, table, 1)])
+        logits = runner.forward(batch)
         wanted: list[int] = []
         confidences: list[float] = []
         while len(wanted) < 6 and math.prod(confidences) >= least:
             if wanted:
-                logits = runner.forward([SequenceSlice(wanted[-1:], 8 + len(wanted), table, 1)])
+                step = SequenceSlice(wanted[-1:], 8 + len(wanted), table, 1, more)
+                logits = runner.forward([step])
             column = int(logits.argmax())
-            kept = runner.logit_token_ids
             wanted.append(column if kept is None else int(kept[column]))
             confidences.append(float(logits.softmax(1)[0, column]))
         assert got.token_ids == wanted
         assert got.confidences == pytest.approx(confidences, rel=1e-5)
         assert torch.equal(runner.forward([SequenceSlice([7], 8 + len(wanted), table, 1)]), after)
         lengths.add(len(wanted))
+        guessed.update(wanted)
     assert len(lengths) > 1
+    assert not context or guessed & set(context)
 
 
 def test_a_guess_stops_before_a_row_that_is_no_number(llama):
@@ -284,12 +293,12 @@ def test_a_guess_stops_before_a_row_that_is_no_number(llama):
     row = torch.linspace(-5, 5, VOCAB_SIZE)[None]
     for bad in (math.nan, math.inf, -math.inf):
         row[0, 3] = bad
-        assert runner.guess(row, 1, (0,), 1, 0.0).token_ids == []
+        assert runner.guess(row, 1, (0,), 1, 0.0, None, NO_IDS).token_ids == []
     row[0, 3] = row[0, 9] = 6.0
-    assert runner.guess(row, 1, (0,), 1, 0.0).token_ids == [3]
+    assert runner.guess(row, 1, (0,), 1, 0.0, None, NO_IDS).token_ids == [3]
     row[0] = torch.linspace(-9, -1, VOCAB_SIZE)
     row[0, 11], row[0, 12] = -0.0, 0.0
-    assert runner.guess(row, 1, (0,), 1, 0.0).token_ids == [11]
+    assert runner.guess(row, 1, (0,), 1, 0.0, None, NO_IDS).token_ids == [11]
 
 
 def test_an_engine_guesses_the_same_either_way(llama):

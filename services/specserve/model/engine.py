@@ -10,13 +10,16 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from specserve.config import EngineConfig
 from specserve.errors import InvalidRequest, NonFiniteLogits
 from specserve.grammar.compiler import GrammarCompiler
 from specserve.model.batch_record import BatchRecord
 from specserve.model.calls import CallState
+from specserve.model.context_ids import ContextIds
 from specserve.model.draft_calls import ProposeState
 from specserve.model.engine_base import EngineBase
 from specserve.model.forward_times import ForwardTimes
@@ -35,8 +38,9 @@ from specserve.model.messages import (
 from specserve.model.outcome_drafter import OutcomeDrafter, draw_tokens
 from specserve.model.outcome_plan import AheadForward
 from specserve.model.queue_time import QueueTime
-from specserve.model.runner import GuessCall, Runner, SequenceSlice
+from specserve.model.runner import NO_IDS, GuessCall, Runner, SequenceSlice
 from specserve.model.sampler import score_rows
+from specserve.model.sampler_ops import as_ids
 from specserve.model.scheduler import PlannedSlice, Scheduler, skip_cached
 from specserve.model.session import KvSession
 from specserve.model.target_calls import DecodeState, TargetState, VerifyState
@@ -89,7 +93,12 @@ class Engine(EngineBase):
             # Compiled now, and not while the first call waits.
             ids = runner.logit_token_ids
             num_columns = info.vocab_size if ids is None else len(ids)
-            runner.guess(torch.zeros(1, num_columns), 0, (0,), 2, 0.0)
+            runner.guess(torch.zeros(1, num_columns), 0, (0,), 2, 0.0, ids, NO_IDS)
+        self._is_in_head: NDArray[np.bool_] | None = None
+        """[V], where a cut head takes the ids of a session's text, too."""
+        if role == "draft" and runner.takes_context_ids and runner.logit_token_ids is not None:
+            self._is_in_head = np.zeros(info.vocab_size, np.bool_)
+            self._is_in_head[as_ids(runner.logit_token_ids)] = True
         self._times = ForwardTimes()
         self._queue_time = QueueTime()
         self._busy_s = 0.0
@@ -198,6 +207,7 @@ class Engine(EngineBase):
         max_length = self._max_length
         committed_length = call.keep_length + len(call.append_token_ids)
         if isinstance(call, ProposeCall):
+            self._note_context(session, call)
             branch = None if self._ahead is None else self._ahead.take(session, call, now)
             num_tokens = min(call.num_speculative_tokens, max_length - committed_length)
             if num_tokens <= 0:
@@ -215,6 +225,14 @@ class Engine(EngineBase):
             return VerifyState(session, call, feed, now, self._info.vocab_size)
         return DecodeState(session, call, feed, now, max_length)
 
+    def _note_context(self, session: KvSession, call: ProposeCall) -> None:
+        """Let a session's rows have columns for the ids of its text."""
+        if self._is_in_head is None:
+            return
+        if session.context_ids is None or call.keep_length == 0:
+            session.context_ids = ContextIds(self._is_in_head)
+        session.context_ids.add(call.append_token_ids)
+
     def _run(self, plan: Sequence[PlannedSlice]) -> None:
         started_at = self._clock()
         num_tokens = sum(item.num_tokens for item in plan)
@@ -227,13 +245,14 @@ class Engine(EngineBase):
         if riding is not None:
             computed += riding.session_ids
         self._record.begin(computed)
-        logits = self._runner.forward([_slice(item) for item in plan] + extra)
+        batch = [_slice(item) for item in plan] + extra
+        logits = self._runner.forward(batch)
         for item in plan:
             item.call.advance(item.num_tokens)
             self._publish(item.call)
         wanted = [item.call for item in plan if item.num_rows]
         answers = (
-            self._draw(wanted, logits, riding, started_at)
+            self._draw(wanted, logits, self._runner.columns(batch), riding, started_at)
             if self._role == "draft"
             else self._score(wanted, logits)
         )
@@ -263,6 +282,7 @@ class Engine(EngineBase):
         self,
         calls: Sequence[CallState],
         logits: torch.Tensor,
+        token_ids: torch.Tensor | None,
         riding: AheadForward | None,
         started_at: float,
     ) -> list[_Answer]:
@@ -272,13 +292,13 @@ class Engine(EngineBase):
         if guess is not None and len(drafting) == 1 and self._ahead is None:
             call = drafting[0]
             if can_guess(call) and self._is_alone(started_at):
-                return [partial(self._guess, guess, call, logits)]
+                return [partial(self._guess, guess, call, logits, token_ids)]
         rows = [call.draft_row() for call in drafting]
         if riding is not None:
             rows += riding.draft_rows()
         tokens, tops = draw_tokens(
-            self._runner,
             logits,
+            token_ids,
             rows,
             self._draft_sample_top_k,
             keep_tops=self._ahead is not None,
@@ -293,15 +313,21 @@ class Engine(EngineBase):
         """Whether no call of another session can be made to wait."""
         return sum(session.is_active(now) for session in self._sessions) == 1
 
-    def _guess(self, guess: GuessCall, call: ProposeState, logits: torch.Tensor) -> Reply | None:
+    def _guess(
+        self,
+        guess: GuessCall,
+        call: ProposeState,
+        logits: torch.Tensor,
+        token_ids: torch.Tensor | None,
+    ) -> Reply | None:
         """Draw as many tokens as one call of the runner gives, at least one."""
         started_at, threshold = self._clock(), self._confidence_threshold
         copy_block = self._runner.copy_block
-        drafted = guess_tokens(guess, copy_block, self._pool, call, logits, threshold)
+        drafted = guess_tokens(guess, copy_block, self._pool, call, logits, token_ids, threshold)
         if not drafted:
             drafted, _ = draw_tokens(
-                self._runner,
                 logits,
+                token_ids,
                 [call.draft_row()],
                 self._draft_sample_top_k,
                 keep_tops=False,
@@ -351,6 +377,7 @@ def _slice(item: PlannedSlice) -> SequenceSlice:
         item.start,
         [] if blocks is None else blocks.blocks,
         item.num_rows,
+        item.call.session.more_ids if item.num_rows else NO_IDS,
     )
 
 

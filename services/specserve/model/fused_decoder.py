@@ -85,6 +85,9 @@ class FusedDecoder:
             decoder.layers[index] = nn.Identity()
         head: Any = model.get_output_embeddings()
         self._head = _project(head)
+        self.head_rows = torch.empty(0)
+        """[R, hidden] that the last forward put into the head; there may be more than were wanted.
+        """
         model.set_output_embeddings(nn.Identity())
 
     @staticmethod
@@ -135,7 +138,8 @@ class FusedDecoder:
             return hidden.new_empty((0, self._head.packed.shape[0]))
         if not plan.all_rows_wanted:
             hidden = pad_rows(hidden.index_select(0, plan.logit_rows))
-        return _apply(self._normalise(hidden, self._norm), self._head)[:num_wanted]
+        self.head_rows = self._normalise(hidden, self._norm)
+        return _apply(self.head_rows, self._head)[:num_wanted]
 
     def _normalise(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Divide each row by its root mean square, and scale it.

@@ -32,9 +32,13 @@ def guess_tokens(
     pool: BlockPool,
     call: ProposeState,
     logits: torch.Tensor,
+    token_ids: torch.Tensor | None,
     confidence_threshold: float,
 ) -> list[DraftedToken]:
     """Guess a call's tokens from the [1, V'] logits of its last forward.
+
+    Args:
+        token_ids: [V'] of their columns; None where they are the same.
 
     Returns:
         The tokens, all but the last of them fed. Empty where blocks are short, or the row holds
@@ -46,7 +50,15 @@ def guess_tokens(
     if blocks is None or blocks.num_missing(start, end) > pool.num_free:
         return []
     blocks.prepare_write(start, end, copy_block)
-    guessed = guess(logits, start, blocks.blocks, num_tokens, confidence_threshold)
+    guessed = guess(
+        logits,
+        start,
+        blocks.blocks,
+        num_tokens,
+        confidence_threshold,
+        token_ids,
+        session.more_ids,
+    )
     # Those of tokens that were not guessed go back.
     blocks.truncate(start + max(0, len(guessed.token_ids) - 1))
     return [

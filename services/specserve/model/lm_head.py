@@ -53,6 +53,21 @@ def read_draft_vocab(model_dir: Path, size: int | None, vocab_size: int) -> tupl
     return tuple(sorted(ids))
 
 
+def whole_head_of(model: PreTrainedModel) -> torch.Tensor | None:
+    """Return [V, H] weights of a head that its rows can be taken from one by one.
+
+    None where a logit is more than a product with a row of it.
+    """
+    head = model.get_output_embeddings()
+    is_plain = type(head) is nn.Linear and head.bias is None
+    scaled = ("logit_scale", "final_logit_softcapping", "logits_scaling")
+    text = model.config.get_text_config()
+    if not is_plain or any(getattr(text, name, None) not in (None, 1, 1.0) for name in scaled):
+        return None
+    weight: torch.Tensor = head.weight.detach()
+    return weight
+
+
 def cut_head(model: PreTrainedModel, vocab_size: int, token_ids: Sequence[int] | None) -> None:
     """Keep the head's rows of token_ids, or its first vocab_size rows when None.
 

@@ -10,8 +10,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from specserve.config import Quantization
@@ -27,6 +30,18 @@ logger = logging.getLogger(__name__)
 ModelForward = Callable[[Sequence[SequenceSlice], KvPool], torch.Tensor]
 """Runs a ragged batch over a pool; [R, head rows] logits."""
 
+
+@runtime_checkable
+class RunsWithContext(Protocol):
+    """A `ModelForward` that can be asked for more rows of the head than it was cut to."""
+
+    def run_with(
+        self, batch: Sequence[SequenceSlice], pool: KvPool, context_ids: NDArray[np.int64]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run a batch; [R, head rows] logits, and [R, E] those of the ids."""
+        ...
+
+
 _LARGEST_ERROR = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """Norm of the difference over the norm of the logits; roundings stay far below, mistakes do not."""
 
@@ -40,6 +55,7 @@ def optimize_for_cpu(
     num_threads: int,
     quantization: Quantization,
     block_size: int,
+    whole_head: torch.Tensor | None = None,
 ) -> ModelForward:
     """Lay the model's weights out anew, in place, and return the forward to use from now on.
 
@@ -48,6 +64,7 @@ def optimize_for_cpu(
         num_threads: threads that the forward may use.
         quantization: of the weights, where the model is compiled.
         block_size: token slots of the KV blocks.
+        whole_head: [V, H] weights of the head before it was cut; None where it was not.
 
     Raises:
         ConfigurationError: the optimised model does not answer like the plain one.
@@ -55,7 +72,7 @@ def optimize_for_cpu(
     plain = PlannedForward(model_forward(model), row_by_row=row_by_row)
     if num_threads == 1 and FusedDecoder.fits(model, layers):
         before = _try_out(plain, model, layers)
-        compiled = _compile(model, layers, quantization, block_size)
+        compiled = _compile(model, layers, quantization, block_size, whole_head)
         if compiled is not None:
             if quantization == "none":
                 _compare(before, _try_out(compiled, model, layers), model)
@@ -89,6 +106,7 @@ def _compile(
     layers: Sequence[LayerShape],
     quantization: Quantization,
     block_size: int,
+    whole_head: torch.Tensor | None,
 ) -> ModelForward | None:
     """Compile the whole decoder; None where processor, model, blocks or packages forbid it."""
     if find_spec("numba") is None:
@@ -97,7 +115,7 @@ def _compile(
 
     if not CompiledDecoder.fits(model, layers, block_size):
         return None
-    return CompiledDecoder(model, layers, is_int8=quantization == "int8")
+    return CompiledDecoder(model, layers, is_int8=quantization == "int8", whole_head=whole_head)
 
 
 def _compare(before: torch.Tensor, after: torch.Tensor, model: PreTrainedModel) -> None:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from specserve.model.draft_calls import DraftedToken
 from specserve.model.draft_confidence import GuessConfidence
 from specserve.model.kv_tail import BlockTail
 from specserve.model.outcome_odds import Outcome
-from specserve.model.runner import SequenceSlice
+from specserve.model.runner import NO_IDS, SequenceSlice
 from specserve.speculation.row_edits import RowEdits
 from specserve.speculation.scoring import DraftRow
 from specserve.speculation.types import SamplingParams
@@ -31,6 +34,7 @@ class Branch:
         params: SamplingParams,
         row_edits: Callable[[int, Sequence[int]], RowEdits | None],
         confidence_threshold: float = 0.0,
+        context_ids: NDArray[np.int64] = NO_IDS,
     ) -> None:
         """Draw nothing yet.
 
@@ -40,6 +44,8 @@ class Branch:
             row_edits: what constraints do to the row behind so many tokens of the session and some
                 more.
             confidence_threshold: stop as an asked call does.
+            context_ids: that its rows have columns for besides the head's. A token that the draft
+                foresees has one, so that the call has no others.
         """
         self.session_id = session_id
         self.outcome = outcome
@@ -53,6 +59,7 @@ class Branch:
         self._row_edits = row_edits
         self._confidence = GuessConfidence(confidence_threshold)
         self._is_stopped = False
+        self._context_ids = context_ids
 
     @property
     def is_open(self) -> bool:
@@ -71,7 +78,11 @@ class Branch:
     def slice(self) -> SequenceSlice:
         """Return this branch's part of the next forward; its blocks are ready to be written."""
         return SequenceSlice(
-            [self._newest_token_id], self.next_length - 1, self.tail.blocks, num_logit_rows=1
+            [self._newest_token_id],
+            self.next_length - 1,
+            self.tail.blocks,
+            num_logit_rows=1,
+            context_ids=self._context_ids,
         )
 
     def draft_row(self) -> DraftRow:

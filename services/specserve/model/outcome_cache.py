@@ -137,6 +137,7 @@ class OutcomeCache:
             session.opening.sampling,
             session.row_edits,
             self._confidence_threshold,
+            session.more_ids,
         )
         if not branch.is_open or not self.extend(branch):
             return None

@@ -32,8 +32,8 @@ _LOOK_AGAIN_S = 1e-3
 
 
 def draw_tokens(
-    runner: Runner,
     logits: torch.Tensor,
+    token_ids: torch.Tensor | None,
     rows: Sequence[DraftRow],
     top_k: int,
     *,
@@ -43,21 +43,26 @@ def draw_tokens(
     """Draw a token from each of the first len(rows) rows of logits.
 
     Args:
+        token_ids: [V'] int64 ascending ids of the columns; None where they are the same.
         keep_tops: keep the head of every row, those beyond len(rows) too, to foresee outcomes.
         with_confidence: say how likely the most likely token of each row is.
     """
     confidences = row_confidences(logits[: len(rows)]) if with_confidence else [1.0] * len(rows)
-    drafted, tops = _draw(runner, logits, rows, top_k, keep_tops=keep_tops)
+    drafted, tops = _draw(logits, token_ids, rows, top_k, keep_tops=keep_tops)
     return [DraftedToken(draw, tops, i, confidences[i]) for i, draw in enumerate(drafted)], tops
 
 
 def _draw(
-    runner: Runner, logits: torch.Tensor, rows: Sequence[DraftRow], top_k: int, *, keep_tops: bool
+    logits: torch.Tensor,
+    token_ids: torch.Tensor | None,
+    rows: Sequence[DraftRow],
+    top_k: int,
+    *,
+    keep_tops: bool,
 ) -> tuple[list[DraftDraw], RowTops | None]:
-    token_ids = runner.logit_token_ids
     if has_edits(rows):
         with edited(logits, rows, None if token_ids is None else as_ids(token_ids)) as plain:
-            return _draw(runner, logits, plain, top_k, keep_tops=keep_tops)
+            return _draw(logits, token_ids, plain, top_k, keep_tops=keep_tops)
     tops = RowTops(logits, top_k, token_ids) if keep_tops and len(logits) else None
     draws = draw_proposals(logits[: len(rows)], rows, top_k, token_ids) if rows else []
     return draws, tops
@@ -180,8 +185,8 @@ class OutcomeDrafter:
         self._record.begin(forward.session_ids)
         logits = self._runner.forward(slices)
         tokens, tops = draw_tokens(
-            self._runner,
             logits,
+            self._runner.columns(slices),
             forward.draft_rows(),
             self._top_k,
             keep_tops=True,

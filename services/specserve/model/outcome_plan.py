@@ -61,6 +61,7 @@ class AheadForward:
                 ahead.last_position,
                 [] if ahead.session.blocks is None else ahead.session.blocks.blocks,
                 num_logit_rows=1,
+                context_ids=ahead.session.more_ids,
             )
             for ahead in self.bonus_rounds
         ]

@@ -7,12 +7,16 @@ Two implementations: `hf_runner.HuggingFaceRunner` (any decoder-only model) and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from specserve.model.messages import ModelInfo
+
+NO_IDS: NDArray[np.int64] = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,8 @@ class SequenceSlice:
     """Blocks of start_position + n tokens: token t lies in block_table[t // block_size]."""
     num_logit_rows: int
     """Logits are wanted for the last this many of the new tokens; 0 for a prefill chunk."""
+    context_ids: NDArray[np.int64] = field(default_factory=lambda: NO_IDS)
+    """[E] ascending: ids that a cut head lacks and that its rows have columns for all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +54,8 @@ class GuessCall(Protocol):
         block_table: Sequence[int],
         num_tokens: int,
         least_confidence: float,
+        token_ids: torch.Tensor | None,
+        context_ids: NDArray[np.int64],
     ) -> GuessedTokens:
         """Take the most likely token, feed it, take the next one.
 
@@ -57,6 +65,8 @@ class GuessCall(Protocol):
             num_tokens: most to guess, at least 1.
             least_confidence: the last token is the one that takes the product of all confidences
                 below this.
+            token_ids: [V'] of the columns of `logits`; None where they are the same.
+            context_ids: of the sequence.
 
         Returns:
             Fewer tokens, or none, where a row holds what is no number: the next one is for
@@ -75,7 +85,18 @@ class Runner(Protocol):
 
     @property
     def logit_token_ids(self) -> torch.Tensor | None:
-        """[V'] int64 ascending: the token id of each logit column of a cut head, else None."""
+        """[V'] int64 ascending: the token id of each column of a cut head, else None."""
+        ...
+
+    @property
+    def takes_context_ids(self) -> bool:
+        """Whether slices may bring ids that the cut head lacks."""
+        ...
+
+    def columns(self, batch: Sequence[SequenceSlice]) -> torch.Tensor | None:
+        """Return [V'] int64 ascending: the token id of each logit column of this batch's forward;
+        None where they are the same.
+        """
         ...
 
     def forward(self, batch: Sequence[SequenceSlice]) -> torch.Tensor:
@@ -83,7 +104,8 @@ class Runner(Protocol):
 
         Returns:
             [sum of num_logit_rows, V'] float32 logits, in batch order; V' = vocab_size unless the
-            head was cut. Padded embedding rows are not among the columns.
+            head was cut; then the columns are those of `columns`, and an id that only another
+            sequence of the batch brought is -inf. Padded embedding rows are not among them.
         """
         ...
 

@@ -10,8 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
+from specserve.model.context_ids import ContextIds
 from specserve.model.kv_cache import BlockTable
 from specserve.model.messages import Reply, SessionOpening
+from specserve.model.runner import NO_IDS
 from specserve.speculation.constraints import ConstraintState
 from specserve.speculation.digest import TokenChain
 from specserve.speculation.row_edits import RowEdits
@@ -75,6 +80,8 @@ class KvSession:
     was drafted ahead comes sooner than one that was not."""
     constraint_state: ConstraintState | None = None
     """Follows `chain`; None before the first constrained row."""
+    context_ids: ContextIds | None = None
+    """Ids of its text that a draft's cut head lacks; None where the head takes no more."""
     new_matcher: Callable[[], TokenMatcher] | None = None
     """Makes a matcher of the opening's grammar; None without one."""
 
@@ -82,6 +89,11 @@ class KvSession:
     def cached_length(self) -> int:
         """Tokens whose KV is held."""
         return len(self.chain)
+
+    @property
+    def more_ids(self) -> NDArray[np.int64]:
+        """Return [E] ascending ids that its rows have columns for besides the head's."""
+        return NO_IDS if self.context_ids is None else self.context_ids.ids
 
     def truncate(self, length: int) -> None:
         """Forget everything beyond `length` tokens."""

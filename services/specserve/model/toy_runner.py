@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from specserve.config import EngineConfig
+from specserve.model.context_ids import HeadColumns
 from specserve.model.environment import code_versions, processor_name
 from specserve.model.messages import ModelInfo
 from specserve.model.runner import GuessCall, SequenceSlice
@@ -41,8 +42,11 @@ class ToyRunner:
         # Slot (block, offset) at block * block_size + offset. A list: numpy scalars are slower.
         self._pool = [_UNWRITTEN] * (num_blocks * config.block_size)
         self._width = min(config.draft_vocab_size or spec.vocab_size, spec.vocab_size)
-        self._capacity = max(256, _TABLE_BYTES // (4 * self._width))
-        self._rows = np.empty((0, self._width), dtype=np.float32)
+        self._columns = (
+            None if self._width == spec.vocab_size else HeadColumns(torch.arange(self._width))
+        )
+        self._capacity = max(256, _TABLE_BYTES // (4 * spec.vocab_size))
+        self._rows = np.empty((0, spec.vocab_size), dtype=np.float32)
         self._row_of: dict[tuple[int, ...], int] = {}
         # How long a step takes is no part of the model.
         law = replace(spec, step_ms=0.0, row_ms=0.0)
@@ -78,7 +82,16 @@ class ToyRunner:
     @property
     def logit_token_ids(self) -> torch.Tensor | None:
         """[V'] ids of the logit columns when `draft_vocab_size` cut the head, else None."""
-        return None if self._width == self._spec.vocab_size else torch.arange(self._width)
+        return None if self._columns is None else self._columns.of(()).token_ids
+
+    @property
+    def takes_context_ids(self) -> bool:
+        """Whether slices may bring ids that the cut head lacks."""
+        return self._columns is not None
+
+    def columns(self, batch: Sequence[SequenceSlice]) -> torch.Tensor | None:
+        """Return [V'] int64 ascending: token id of each logit column of this batch's forward."""
+        return None if self._columns is None else self._columns.of(batch).token_ids
 
     def forward(self, batch: Sequence[SequenceSlice]) -> torch.Tensor:
         """Write the new tokens to the pool, then look the wanted rows up.
@@ -111,7 +124,12 @@ class ToyRunner:
                     rows.append(self._row(tuple(context)))
         if self._spec.step_ms or self._spec.row_ms:
             time.sleep((self._spec.step_ms + self._spec.row_ms * num_tokens) / 1e3)
-        return torch.from_numpy(self._rows[rows])  # [R, V']
+        whole = torch.from_numpy(self._rows[rows])  # [R, V]
+        if self._columns is None:
+            return whole
+        columns = self._columns.of(batch)
+        ids = torch.from_numpy(columns.context_ids)
+        return columns.join(whole[:, : self._width], whole[:, ids], batch)
 
     def copy_block(self, source: int, destination: int) -> None:
         """Copy one block."""
@@ -128,9 +146,9 @@ class ToyRunner:
                 raise RuntimeError(f"block table leads to a slot never written: {context}")
             index = len(self._row_of)
             if index == len(self._rows):
-                grown = np.empty((max(64, 2 * index), self._width), dtype=np.float32)
+                grown = np.empty((max(64, 2 * index), self._spec.vocab_size), dtype=np.float32)
                 grown[:index] = self._rows
                 self._rows = grown
-            self._rows[index] = toy_logits(self._spec, context)[: self._width]
+            self._rows[index] = toy_logits(self._spec, context)
             self._row_of[context] = index
         return index

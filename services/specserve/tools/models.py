@@ -89,6 +89,7 @@ EMBEDDED_DEFAULTS: dict[str, object] = {
     "suffix_decoding_max_spec_factor": 2.0,
     "cascade_min_match_length": 2,
     "draft_confidence_threshold": 0.25,
+    "draft_vocab_size": 4096,
 }
 """How the embedded pair speculates unless told otherwise: measured on two cores, where a round with
 a draft costs 16 ms, a draft token one of them, and six rows pass the target's weights at once

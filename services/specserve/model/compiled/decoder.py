@@ -30,7 +30,7 @@ from specserve.model.compiled.kernels import (
 )
 from specserve.model.hf_model import longest_context
 from specserve.model.kv_pool import KvPool, LayerShape
-from specserve.model.runner import GuessCall, GuessedTokens, SequenceSlice
+from specserve.model.runner import NO_IDS, GuessCall, GuessedTokens, SequenceSlice
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -44,11 +44,17 @@ class CompiledDecoder:
     """Runs a whole model. Takes the model's weights over and frees them layer by layer."""
 
     def __init__(
-        self, model: PreTrainedModel, layers: Sequence[LayerShape], *, is_int8: bool = False
+        self,
+        model: PreTrainedModel,
+        layers: Sequence[LayerShape],
+        *,
+        is_int8: bool = False,
+        whole_head: torch.Tensor | None = None,
     ) -> None:
         """Pack a model that `fits`.
 
         Args:
+            whole_head: [V, H] weights of the head before it was cut; None where it was not.
             is_int8: round the weights to int8, for a draft: half of what a step reads.
         """
         config = model.config
@@ -91,6 +97,9 @@ class CompiledDecoder:
         self._biases = (np.stack(joined_biases), np.stack(output_biases))
         self._final_norm = _float32(decoder.norm.weight)
         self._head = np.array(self._store.add(head.weight))
+        # Mostly the embedding's memory.
+        self._whole_head = head.weight.detach()[:0] if whole_head is None else whole_head
+        self._whole_head_bits = self._whole_head.view(torch.uint16).numpy()
         model.set_output_embeddings(nn.Identity())
 
     @staticmethod
@@ -113,6 +122,12 @@ class CompiledDecoder:
 
     def __call__(self, batch: Sequence[SequenceSlice], pool: KvPool) -> torch.Tensor:
         """Run a batch and write its keys and values; [R, head rows] float32 logits."""
+        return self.run_with(batch, pool, NO_IDS)[0]
+
+    def run_with(
+        self, batch: Sequence[SequenceSlice], pool: KvPool, context_ids: npt.NDArray[np.int64]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run a batch; [R, head rows] logits, and [R, E] those of more ids of the whole head."""
         counts = [len(part.token_ids) for part in batch]
         total = sum(counts)
         longest = max(part.start_position + len(part.token_ids) for part in batch)
@@ -120,6 +135,7 @@ class CompiledDecoder:
         wanted = [part.num_logit_rows for part in batch]
         num_wanted = sum(wanted)
         logits = np.empty((num_wanted, padded_outputs(self._num_columns)), np.float32)
+        context_logits = np.empty((num_wanted, len(context_ids)), np.float32)
         keys, values = pool.stacked()
         run(
             (
@@ -151,8 +167,11 @@ class CompiledDecoder:
             self._head,
             self._final_norm,
             logits,
+            self._whole_head_bits,
+            context_ids,
+            context_logits,
         )
-        return torch.from_numpy(logits[:, : self._num_columns])
+        return torch.from_numpy(logits[:, : self._num_columns]), torch.from_numpy(context_logits)
 
     def guess_over(self, pool: KvPool, logit_token_ids: torch.Tensor | None) -> GuessCall:
         """Return a call that guesses over a pool; see `Runner.guess`.
@@ -172,6 +191,8 @@ class CompiledDecoder:
         block_table: Sequence[int],
         num_tokens: int,
         least_confidence: float,
+        token_ids: torch.Tensor | None,
+        context_ids: npt.NDArray[np.int64],
     ) -> GuessedTokens:
         longest = position + num_tokens
         self._reach(longest)
@@ -179,6 +200,7 @@ class CompiledDecoder:
         guessed, confidences = np.empty(num_tokens, np.int64), np.empty(num_tokens, np.float64)
         count = guess(
             logits[0].numpy(),
+            column_ids if token_ids is None else token_ids.numpy(),
             column_ids,
             position,
             np.array([block_table]),
@@ -201,6 +223,9 @@ class CompiledDecoder:
             self._head,
             self._final_norm,
             np.empty((1, padded_outputs(self._num_columns)), np.float32),
+            self._whole_head_bits,
+            context_ids,
+            np.empty((1, len(context_ids)), np.float32),
             guessed,
             confidences,
         )

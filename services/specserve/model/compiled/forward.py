@@ -19,6 +19,7 @@ from specserve.model.compiled.operations import (
     gate,
     matmul,
     normalise,
+    score_ids,
     u32,
 )
 
@@ -86,8 +87,16 @@ def run(
     head: Any,
     final_norm: Any,
     logits: Any,
+    head_weights: Any,
+    context_ids: Any,
+    context_logits: Any,
 ) -> None:
-    """Run a batch from token ids to [R, head rows] logits."""
+    """Run a batch from token ids to [R, head rows] logits.
+
+    Args:
+        head_weights: [V, H] bfloat16, the head before it was cut.
+        context_ids: [E] more rows of it; theirs are written to [R, E] context_logits.
+    """
     token_ids, starts, counts, wanted, tables = batch
     matmul_kernels, attention_kernels, head_kernels = kernels
     total, size = len(token_ids), embedding.shape[1]
@@ -123,6 +132,7 @@ def run(
         normed = np.empty((len(logits), size), np.uint16)
         normalise(last, final_norm, eps, normed)
         matmul(head_kernels, head, element_bytes, normed, logits)
+        score_ids(normed, head_weights, context_ids, context_logits)
 
 
 @njit(**OPTIONS)  # type: ignore[untyped-decorator]

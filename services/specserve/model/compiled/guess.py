@@ -46,8 +46,36 @@ def most_likely(row: Any) -> Any:
 
 
 @njit(**OPTIONS)  # type: ignore[untyped-decorator]
+def most_likely_of(row: Any, ids: Any, others: Any, other_ids: Any) -> Any:
+    """Return the most likely id of a row in two parts, the lowest of equals, and its probability.
+
+    Args:
+        row: [V'] float32.
+        ids: [V'] of the columns; empty where they are the same.
+        others, other_ids: [E] the other part; may be empty.
+
+    Returns:
+        Id -1 where some logit is no number.
+    """
+    column, confidence = most_likely(row)
+    if column < 0:
+        return i64(-1), confidence
+    token_id = ids[column] if len(ids) else column
+    if not len(others):
+        return token_id, confidence
+    other, share = most_likely(others)
+    if other < 0:
+        return i64(-1), share
+    above = others[other] - row[column]
+    if above > 0 or (above == 0 and other_ids[other] < token_id):
+        return other_ids[other], f32(1) / (f32(1) / share + exp(-above) / confidence)
+    return token_id, f32(1) / (f32(1) / confidence + exp(above) / share)
+
+
+@njit(**OPTIONS)  # type: ignore[untyped-decorator]
 def guess(
     row: Any,
+    row_ids: Any,
     column_ids: Any,
     position: Any,
     table: Any,
@@ -70,6 +98,9 @@ def guess(
     head: Any,
     final_norm: Any,
     logits: Any,
+    head_weights: Any,
+    context_ids: Any,
+    context_logits: Any,
     guessed: Any,
     confidences: Any,
 ) -> Any:
@@ -77,23 +108,32 @@ def guess(
 
     Args:
         row: [V'] the logits that the first token is read from.
-        column_ids: [V'] token id of each column; empty where they are the same.
+        row_ids: [V'] token id of each of its columns; empty where they are the same.
+        column_ids: [C] token id of each column of the head; empty where they are the same.
         position: where the first token goes in its sequence.
         table: [1, blocks] of that sequence.
         least_confidence: the last token is the one that takes the product below this.
         logits: [1, head rows], written.
+        head_weights, context_ids: what further columns the later rows have; see `run`.
+        context_logits: [1, E], written.
         guessed, confidences: [K] int64 and float64, written.
 
     Returns:
         The number of tokens guessed. All but the last of them have been fed.
     """
     one = np.ones(1, np.int64)
+    num_columns = len(row) - len(context_ids)
     product = 1.0
     for j in range(len(guessed)):
-        column, confidence = most_likely(row if j == 0 else logits[0, : len(row)])
-        if column < 0:
+        if j == 0:
+            token_id, confidence = most_likely_of(row, row_ids, context_logits[0, :0], context_ids)
+        else:
+            token_id, confidence = most_likely_of(
+                logits[0, :num_columns], column_ids, context_logits[0], context_ids
+            )
+        if token_id < 0:
             return j
-        guessed[j] = column_ids[column] if len(column_ids) else column
+        guessed[j] = token_id
         confidences[j] = confidence
         product *= confidences[j]
         if product < least_confidence or j + 1 == len(guessed):
@@ -119,5 +159,8 @@ def guess(
             head,
             final_norm,
             logits,
+            head_weights,
+            context_ids,
+            context_logits,
         )
     return len(guessed)

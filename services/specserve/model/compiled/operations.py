@@ -148,6 +148,20 @@ def matmul(kernels: Any, weights: Any, element_bytes: Any, rows: Any, out: Any) 
 
 
 @njit(**OPTIONS)  # type: ignore[untyped-decorator]
+def score_ids(rows: Any, weights: Any, ids: Any, out: Any) -> None:
+    """Multiply [R, H] bfloat16 rows by some rows of a [V, H] bfloat16 matrix, to [R, E] float32."""
+    for e in range(len(ids)):
+        weight = weights[ids[e]]
+        for r in range(len(rows)):
+            row, total = rows[r], f32(0)
+            for i in range(len(weight)):
+                total += u32(u32(row[i]) << u32(16)).view(f32) * u32(
+                    u32(weight[i]) << u32(16)
+                ).view(f32)
+            out[r, e] = total
+
+
+@njit(**OPTIONS)  # type: ignore[untyped-decorator]
 def normalise(hidden: Any, weight: Any, eps: Any, out: Any) -> None:
     """Divide [T, H] float32 rows by their root mean square and scale them, to bfloat16."""
     count, size = hidden.shape

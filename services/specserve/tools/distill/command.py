@@ -133,7 +133,8 @@ def distill(config: DistillConfig, progress: Callable[[str], None]) -> DistillRe
     text_path = config.output.with_name(config.output.name + ".text.npz")
     text_path.parent.mkdir(parents=True, exist_ok=True)
     text = gather_text(config.target, config.text, text_path, config.device, progress)
-    vocab = text.frequent_token_ids(config.draft_vocab_size, special_ids(config.target))
+    special = special_ids(config.target)
+    vocab = text.frequent_token_ids(config.draft_vocab_size, special)
     checkpoint = config.output.with_name(config.output.name + ".checkpoint.pt")
     trainer = Trainer(student, text, vocab, config.train, checkpoint, progress)
     progress(
@@ -143,7 +144,8 @@ def distill(config: DistillConfig, progress: Callable[[str], None]) -> DistillRe
     if trainer.resume():
         progress(f"resumed at step {trainer.step}")
     curve = trainer.train()
-    _write_student(config, student, vocab, _recipe(config, layers, text, text_path, trainer))
+    ranked = text.ranked(vocab, special)
+    _write_student(config, student, ranked, _recipe(config, layers, text, text_path, trainer))
     return DistillReport(config.output, trainer.step, len(vocab), curve)
 
 
@@ -184,7 +186,7 @@ def _recipe(
 def _write_student(
     config: DistillConfig,
     student: LlamaForCausalLM,
-    vocab: tuple[int, ...],
+    vocab: list[int],
     recipe: dict[str, object],
 ) -> None:
     """Write a plain Hugging Face directory, bfloat16, with the target's tokenizer."""
@@ -196,5 +198,5 @@ def _write_student(
     for name in _COPIED:
         if (config.target / name).is_file():
             shutil.copyfile(config.target / name, config.output / name)
-    (config.output / VOCAB_FILE).write_text(json.dumps({"token_ids": list(vocab)}) + "\n")
+    (config.output / VOCAB_FILE).write_text(json.dumps({"token_ids": vocab}) + "\n")
     (config.output / RECIPE_FILE).write_text(json.dumps(recipe, indent=2) + "\n")

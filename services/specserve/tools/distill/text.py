@@ -59,11 +59,21 @@ class DistillText:
 
     def frequent_token_ids(self, size: int, special_ids: tuple[int, ...]) -> tuple[int, ...]:
         """List the `size` most frequent ids of answers and first guesses, plus `special_ids`."""
+        frequent = self._by_frequency()[:size]
+        return tuple(sorted({*frequent, *special_ids}))
+
+    def ranked(self, token_ids: Sequence[int], special_ids: Sequence[int]) -> list[int]:
+        """Order ids as `draft_vocab.json` has them: special ones, then the most frequent first."""
+        ranking = dict.fromkeys((*special_ids, *self._by_frequency()))
+        place = {token_id: i for i, token_id in enumerate(ranking)}
+        return sorted(token_ids, key=lambda token_id: place.get(token_id, len(place)))
+
+    def _by_frequency(self) -> list[int]:
+        """List the ids of answers and first guesses, the most frequent first."""
         used = [row.answer for row in self.rows] + [row.top_ids[:, 0] for row in self.rows]
         counts = np.bincount(np.concatenate(used))
         order = np.argsort(-counts, kind="stable")
-        frequent = [int(token_id) for token_id in order[:size] if counts[token_id] > 0]
-        return tuple(sorted({*frequent, *special_ids}))
+        return [int(token_id) for token_id in order if counts[token_id] > 0]
 
     def held_out(self, every: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Split row numbers into training and held-out ones.
