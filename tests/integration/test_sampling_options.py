@@ -241,7 +241,7 @@ async def test_a_draft_that_equals_the_target_is_accepted_whole(rule: str) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("cut", [8, 20])
 async def test_a_draft_with_a_cut_head_proposes_among_the_tokens_it_has(cut: int) -> None:
-    """Tokens beyond its head are the target's to say; the draft may have none to propose."""
+    """Other tokens beyond its head than the text's own are the target's to say first."""
     truth = greedy_tokens(TARGET, PROMPT, NUM_TOKENS)
     async with running_pair(draft=DRAFT, draft_fields={"draft_vocab_size": cut}) as pair:
         for name, wanted in options(truth).items():
@@ -261,7 +261,7 @@ async def test_a_draft_with_a_cut_head_proposes_among_the_tokens_it_has(cut: int
         )
         assert answer.token_ids == slow_decode(TARGET, PROMPT, beyond, 20)
         assert answer.record is not None
-        assert answer.record.num_draft_tokens == 0
+        assert answer.record.num_draft_tokens > 0  # those that were said already
         assert answer.record.num_late_proposals == 0
 
 

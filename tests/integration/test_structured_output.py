@@ -327,7 +327,7 @@ async def test_a_draft_that_equals_the_target_is_accepted_whole(rule: str) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("cut", [8, 20])
 async def test_a_draft_with_a_cut_head_proposes_among_what_it_has(cut: int) -> None:
-    """Tokens beyond its head are the target's to say; the draft may have none to propose."""
+    """Other tokens beyond its head than the text's own are the target's to say first."""
     async with running_pair(DRAFT, draft_fields={"draft_vocab_size": cut}) as pair:
         for name, wanted in LANGUAGES.items():
             answer = await pair.generate(

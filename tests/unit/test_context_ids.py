@@ -17,6 +17,7 @@ from specserve.model.hf_runner import HuggingFaceRunner
 from specserve.model.messages import ProposeReply
 from specserve.model.runner import SequenceSlice
 from specserve.model.toy_runner import ToyRunner
+from specserve.speculation.types import AcceptanceRule, SamplingParams, SparseProbs
 from support.engines import Caller
 from support.engines import run as run_engine
 from support.tiny_models import VOCAB_SIZE, save_tiny
@@ -125,3 +126,68 @@ def test_a_draft_with_a_cut_head_proposes_what_stands_in_the_text() -> None:
         assert set(reply.draft_token_ids) <= {0, 1, 2, 7, 9, 11, seed % 12}
         said.update(reply.draft_token_ids)
     assert said & {7, 9, 11}
+
+
+@pytest.mark.parametrize("rule", list(AcceptanceRule))
+def test_what_was_drafted_ahead_has_the_columns_that_the_call_has(rule: AcceptanceRule) -> None:
+    """Hit or miss, alone or beside another session's text, opened anew or not: one proposal."""
+    greedy = rule is AcceptanceRule.GREEDY
+    sampling = SamplingParams(rule, 5, 0, temperature=0.0 if greedy else 1.0)
+    config = EngineConfig(
+        model="toy:vocab_size=12,seed=4,sharpness=1.5", draft_vocab_size=4, num_kv_blocks=256
+    )
+    ahead, plain = (
+        Engine(ToyRunner.from_spec(config), config, role="draft", num_cached_outcomes=count)
+        for count in (8, 0)
+    )
+    random = np.random.default_rng(1)
+    callers = [Caller("s", [1, 7, 2], sampling) for _ in (ahead, plain)]
+    beside = Caller("beside", [5, 6, 8, 9], sampling)
+    said: set[int] = set()
+    for number in range(60):
+        if number % 7 == 6:
+            callers[1].reopen()
+        ahead_call, plain_call = (caller.propose(3) for caller in callers)
+        replies = []
+        for engine, call in ((ahead, ahead_call), (plain, plain_call)):
+            engine.submit(call)
+            if engine is plain:
+                engine.submit(beside.propose(3))
+            replies.append(run_until(engine, call.call_id))
+        first, second = replies
+        assert first.draft_token_ids == second.draft_token_ids
+        if rule is AcceptanceRule.STANDARD:
+            assert first.draft_probs is not None
+            assert second.draft_probs is not None
+            for row in range(len(first.draft_token_ids)):
+                assert support(first.draft_probs, row) == support(second.draft_probs, row)
+        drafted = first.draft_token_ids
+        said.update(drafted)
+        num_accepted = int(random.integers(0, len(drafted) + 1))
+        then = int(random.choice([0, 1, 2, 3, 7] if number % 3 else np.arange(12)))
+        for caller, reply in zip(callers, replies, strict=True):
+            caller.heard(reply, num_accepted)
+            caller.committed.append([*drafted[:num_accepted], then])
+    counts = ahead.load.outcomes
+    assert counts is not None
+    assert counts.num_hits > 10
+    assert said - {0, 1, 2, 3}
+
+
+def support(probs: SparseProbs, row: int) -> dict[int, float]:
+    """Return one row's q, without padding."""
+    pairs = zip(probs.token_ids[row].tolist(), probs.weights[row].tolist(), strict=True)
+    return {token_id: weight for token_id, weight in pairs if weight > 0}
+
+
+def run_until(engine: Engine, call_id: int) -> ProposeReply:
+    """Run an engine until it has nothing to do; return one call's reply."""
+    found: list[ProposeReply] = []
+    while engine.wait_s() == 0.0:
+        output = engine.step()
+        for reply in output.replies if output else ():
+            assert isinstance(reply, ProposeReply)
+            if reply.call_id == call_id:
+                found.append(reply)
+    (reply,) = found
+    return reply
