@@ -17,6 +17,7 @@ from specserve.model.hf_runner import HuggingFaceRunner
 from specserve.model.messages import ProposeReply
 from specserve.model.runner import SequenceSlice
 from specserve.model.toy_runner import ToyRunner
+from specserve.speculation.digest import TokenChain
 from specserve.speculation.types import AcceptanceRule, SamplingParams, SparseProbs
 from support.engines import Caller
 from support.engines import run as run_engine
@@ -31,26 +32,32 @@ def test_those_seen_last_are_kept_and_the_heads_own_are_not() -> None:
     is_in_head = np.zeros(4 * MAX_CONTEXT_IDS, np.bool_)
     is_in_head[:10] = True
     context = ContextIds(is_in_head)
-    context.add((3, 40, 30, 9, 40))
+    text = TokenChain()
+    context.follow(text, 0, (3, 40, 30, 9, 40))
     assert context.ids.tolist() == [30, 40]
     before = context.ids
-    context.add((30, 2))
+    text.append((3, 40, 30, 9, 40))
+    context.follow(text, 5, (30, 2))
     assert context.ids is before
-    context.add(range(100, 100 + MAX_CONTEXT_IDS - 1))
+    text.append((30, 2))
+    context.follow(text, 7, range(100, 100 + MAX_CONTEXT_IDS - 1))
     assert context.ids.tolist() == [30, *range(100, 100 + MAX_CONTEXT_IDS - 1)]
 
 
 def test_texts_in_pieces_make_the_same_columns() -> None:
-    """A session that is opened anew brings its whole text at once."""
+    """A session that is opened anew brings its whole text at once; before, some of it was drafted
+    and is kept, and some came twice because a reply was late.
+    """
     random = np.random.default_rng(3)
     is_in_head = random.random(5000) < 0.3
     text = random.integers(0, 5000, 6000).tolist()
     whole, pieces = ContextIds(is_in_head), ContextIds(is_in_head)
-    whole.add(text)
-    while text:
-        size = int(random.integers(1, 400))
-        pieces.add(text[:size])
-        text = text[size:]
+    whole.follow(TokenChain(), 0, text)
+    end = 0
+    while end < len(text):
+        keep = max(0, end + int(random.integers(-20, 20)))
+        end = min(len(text), max(end, keep) + int(random.integers(1, 100)))
+        pieces.follow(TokenChain(text[:keep]), min(keep, end), text[min(keep, end) : end])
     assert np.array_equal(whole.ids, pieces.ids)
     assert len(whole.ids) == MAX_CONTEXT_IDS
 

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from specserve.model.runner import NO_IDS, SequenceSlice
+from specserve.speculation.digest import TokenChain
 
 MAX_CONTEXT_IDS = 1024
 """Of one session, those that stood in its text last: each costs its rows one product."""
@@ -31,6 +32,7 @@ class ContextIds:
         """
         self._is_in_head = is_in_head
         self._known: dict[int, None] = {}
+        self._length = 0
         self._ids = NO_IDS
 
     @property
@@ -38,8 +40,19 @@ class ContextIds:
         """[E] ascending; the same array until there are others."""
         return self._ids
 
-    def add(self, token_ids: Sequence[int]) -> None:
-        """Take in committed tokens, in their order."""
+    def follow(self, chain: TokenChain, keep_length: int, append_token_ids: Sequence[int]) -> None:
+        """Take in each committed token once: the draft's own that were accepted are kept ones.
+
+        Args:
+            chain: of the session, which holds what is kept.
+        """
+        start = self._length
+        if start < keep_length:
+            self._add(chain.slice(start, keep_length))
+        self._add(append_token_ids[max(0, start - keep_length) :])
+        self._length = max(start, keep_length + len(append_token_ids))
+
+    def _add(self, token_ids: Sequence[int]) -> None:
         has_changed = False
         for token_id in token_ids:
             if self._is_in_head[token_id]:

@@ -231,7 +231,7 @@ class Engine(EngineBase):
             return
         if session.context_ids is None or call.keep_length == 0:
             session.context_ids = ContextIds(self._is_in_head)
-        session.context_ids.add(call.append_token_ids)
+        session.context_ids.follow(session.chain, call.keep_length, call.append_token_ids)
 
     def _run(self, plan: Sequence[PlannedSlice]) -> None:
         started_at = self._clock()
